@@ -1,0 +1,56 @@
+"""The seat between scheduler and hardware. `model_runner` fills it with torch, `simulated_runner` with a cost model.
+
+A step is a list of chunks, prefill and decode mixed; after it, every token of every chunk is in the KV pool, and each
+chunk that reaches the end of its sequence yields one sampled token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Protocol
+
+from replica.sequence import Sequence
+
+__all__ = ["Chunk", "Runner", "StepResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute `sequence.tokens[start:end]`; their blocks are allocated. Ends at `len(tokens)` exactly when it samples."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+    @property
+    def samples(self) -> bool:
+        return self.end == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`sampled[i]` is the next token of chunk i, or None where the chunk does not reach its sequence's end."""
+
+    sampled: list[int | None]
+    seconds: float
+    """How long the step took (measured), or takes (from the cost model)."""
+
+
+class Runner(Protocol):
+    """Owns the KV pool of `num_blocks` blocks of `block_size` tokens. Called by one thread only."""
+
+    num_blocks: int
+    block_size: int
+
+    def execute(self, chunks: Items[Chunk]) -> StepResult:
+        """One forward pass. Raises RunnerError with a message for the operator when the step cannot be done."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept for a sequence that ended (its random generator); unknown ids are fine."""
+        ...
+
+
+class RunnerError(Exception):
+    """The step failed. Its sequences end with an error; the engine goes on."""

@@ -1,0 +1,75 @@
+"""One request as the engine sees it: its tokens, its blocks, and how far it has been computed.
+
+A sequence holds state and does nothing clever: the scheduler decides, the prefix cache owns blocks, the runner owns tensors.
+
+    tokens     [ prompt .............. | output so far ... ]
+    computed   [ in the KV pool .......... )                   catches up with len(tokens), step by step
+    block_ids  [  b0  |  b1  |  b2  |  b3  ]                   block i holds tokens[i*B : (i+1)*B]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from shared.blocks import BlockKey
+
+__all__ = ["FinishReason", "SamplingParams", "Sequence", "SequenceStatus"]
+
+
+class SequenceStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    """A stop token or a stop string."""
+    LENGTH = "length"
+    """`max_tokens` or the context is full."""
+    ABORT = "abort"
+    """The client left, or the server is going away."""
+    ERROR = "error"
+    """The engine failed; the message goes with the event."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 switch those filters off."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`root` is the namespace root of the request's tenant and model: the key before its first block."""
+
+    request_id: str
+    tokens: list[int]
+    prompt_tokens: int
+    params: SamplingParams
+    root: BlockKey
+    arrival_seconds: float = 0.0
+    status: SequenceStatus = SequenceStatus.WAITING
+    block_ids: list[int] = field(default_factory=list)
+    keys: list[BlockKey] = field(default_factory=list)
+    """Keys of the full blocks of `tokens` that are known so far; the prefix cache extends it."""
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that the prefix cache gave on admission. Set once: a later recompute does not change it."""
+    finish_reason: FinishReason | None = None
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        return len(self.tokens) - self.computed_tokens
