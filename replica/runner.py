@@ -17,7 +17,7 @@ __all__ = ["Chunk", "Runner", "StepResult"]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Compute `sequence.tokens[start:end]`; their blocks are allocated. Ends at `len(tokens)` exactly when it samples."""
+    """Compute `sequence.tokens[start:end]`; their blocks are allocated. Samples when it ends at `len(tokens)`."""
 
     sequence: Sequence
     start: int

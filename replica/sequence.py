@@ -1,6 +1,7 @@
 """One request as the engine sees it: its tokens, its blocks, and how far it has been computed.
 
-A sequence holds state and does nothing clever: the scheduler decides, the prefix cache owns blocks, the runner owns tensors.
+A sequence holds state and does nothing clever: the scheduler decides, the prefix cache owns blocks, the runner
+owns tensors.
 
     tokens     [ prompt .............. | output so far ... ]
     computed   [ in the KV pool .......... )                   catches up with len(tokens), step by step
