@@ -1,0 +1,24 @@
+"""One real Redis server for the whole run; each test that asks for it finds it empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from shared.embedded_redis import start
+
+
+@pytest.fixture(scope="session")
+def redis_server_url() -> Iterator[str]:
+    """Always a server of our own: tests flush it, so one that REDIS_URL names is never touched."""
+    with start() as server:
+        yield server.url
+
+
+@pytest.fixture
+def redis_url(redis_server_url: str) -> str:
+    with redis.Redis.from_url(redis_server_url) as client:
+        client.flushall()
+    return redis_server_url
