@@ -1,0 +1,70 @@
+"""Block keys of prompts whose beginnings have been seen: only the new tail is hashed.
+
+A prompt is a row of runs. What the keys of a run depend on is the state of the chain before it: the last key and the
+tokens since the last full block. So the memo maps
+
+    (block size, last key, open tokens, run)  ->  (keys completed in the run, the state after it)
+
+and each conversation stores its runs once, however often it grows.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from shared.blocks import BlockKey, PublishedKey, block_keys, published_key
+from shared.byte_lru import ByteLru
+
+__all__ = ["KeyMemo", "Run"]
+
+
+class Run(NamedTuple):
+    """Consecutive tokens of a prompt. Two runs with the same `serial` hold the same ids."""
+
+    ids: array[int]
+    serial: int
+
+
+class _State(NamedTuple):
+    last_key: BlockKey
+    open_tokens: bytes
+
+
+class _Step(NamedTuple):
+    keys: array[int]
+    after: _State
+
+
+_STEP_OVERHEAD_BYTES = 500
+
+
+class KeyMemo:
+    """Bounded to about `max_bytes`, least recently used first out. For one thread."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._steps: ByteLru[tuple[int, _State, int], _Step] = ByteLru(max_bytes)
+
+    def keys(self, runs: Iterable[Run], root: BlockKey, block_size: int) -> list[PublishedKey]:
+        """Equal to the published `block_keys` of all the tokens."""
+        keys: list[int] = []
+        state = _State(root, b"")
+        for run in runs:
+            memo_key = (block_size, state, run.serial)
+            step = self._steps.get(memo_key)
+            if step is None:
+                step = _extend(state, run.ids, block_size)
+                size = _STEP_OVERHEAD_BYTES + 8 * len(step.keys) + 4 * block_size
+                self._steps.put(memo_key, step, size)
+            keys.extend(step.keys)
+            state = step.after
+        return keys  # type: ignore[return-value]
+
+
+def _extend(state: _State, ids: array[int], block_size: int) -> _Step:
+    tokens = array("I", state.open_tokens)
+    tokens.extend(ids)
+    full = block_keys(state.last_key, tokens, block_size)
+    open_tokens = tokens[len(full) * block_size :].tobytes()
+    return _Step(array("Q", map(published_key, full)), _State(full[-1] if full else state.last_key, open_tokens))

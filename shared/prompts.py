@@ -1,0 +1,294 @@
+"""A request's prompt -> the engine's token ids and block keys: one class for both tiers, so they agree by construction.
+
+    prepare(prompt)           renders the template, looks the runs of the text up in the memo     on the event loop
+    tokenize_missing(...)     tokenizes what is new; pure, long texts belong in an executor       on any thread
+    finish(...)               remembers it and returns the EncodedPrompt                          on the event loop
+    keys(encoded, root, B)    the published block keys, of which only the new tail is hashed      on the event loop
+
+A text prompt gets its special tokens as the tokenizer's post-processor adds them; a chat prompt has those that its
+template wrote, and no more. The memos are bounded by bytes and hold prompts no longer than that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from shared.blocks import BlockKey, PublishedKey, block_keys
+from shared.byte_lru import ByteLru
+from shared.chat_template import ChatTemplate, PromptError
+from shared.incremental_decoder import IncrementalDecoder
+from shared.key_memo import KeyMemo, Run
+from shared.text_runs import TextRuns
+from shared.tokenizer_bundle import BundleError, TokenizerBundle
+
+__all__ = [
+    "ChatPrompt",
+    "EncodedPrompt",
+    "IncrementalDecoder",
+    "PreparedPrompt",
+    "PromptEncoder",
+    "PromptError",
+    "PromptInput",
+    "TextPrompt",
+    "TokenPrompt",
+    "TokenizerBundle",
+]
+
+_DEFAULT_MEMO_BYTES = 256 * 2**20
+_TOKENS_PER_RUN = 2048
+_RUN_OVERHEAD_BYTES = 400
+_GOLDEN_TEXT = "Warm prefixes route well: naïve café, 東京, 🙂 42.\n\n"
+_GOLDEN_DATE = datetime(2025, 1, 2, 3, 4, 5)
+_PROBES = 48
+_HARD_TEXTS = (
+    "x",
+    " ",
+    "  a",
+    "\n\n",
+    "naïve ",
+    "\u00a0",
+    "東京",
+    "1 2",
+    "\u0301",
+    "é\n",
+    "▁",
+    "🙂",
+    "_b",
+    "",
+    "'s",
+    "<",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages as they came, as OpenAI's JSON has them."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    ids: Sequence[int]
+
+
+PromptInput = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    runs: tuple[Run, ...]
+    token_count: int
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        return list(itertools.chain.from_iterable(run.ids for run in self.runs))
+
+
+class _NewRun:
+    """A piece of the prompt that the memo does not hold: its text until it is tokenized, then its ids too."""
+
+    __slots__ = ("ids", "memo_key")
+
+    def __init__(self, memo_key: tuple[str, str | bytes], ids: array[int] | None = None) -> None:
+        self.memo_key = memo_key
+        self.ids = ids
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """`unseen_characters` tells how much text `tokenize_missing` will have to tokenize: about 1 us for each 3."""
+
+    pieces: list[Run | _NewRun]
+    unseen_characters: int
+
+
+class PromptEncoder:
+    """Not for several threads at once, except `tokenize_missing`, `decode` and the decoders it makes."""
+
+    def __init__(self, bundle: TokenizerBundle, memo_bytes: int = _DEFAULT_MEMO_BYTES) -> None:
+        """Raises BundleError where the tokenizer or its template cannot be loaded."""
+        self.bundle = bundle
+        self.tokenizer = _load_tokenizer(bundle.tokenizer_json)
+        self.vocabulary_size = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._template = (
+            None if bundle.chat_template is None else ChatTemplate(bundle.chat_template, bundle.special_tokens)
+        )
+        self._text_ends = _text_ends(self.tokenizer)
+        self._text_runs = _exact_text_runs(self.tokenizer, self._text_ends)
+        self._runs: ByteLru[tuple[str, str | bytes], Run] = ByteLru(memo_bytes // 2)
+        self._serials = itertools.count()
+        self._key_memo = KeyMemo(memo_bytes // 2)
+
+    def encode(self, prompt: PromptInput) -> EncodedPrompt:
+        """All three steps at once. Raises PromptError."""
+        prepared = self.prepare(prompt)
+        self.tokenize_missing(prepared)
+        return self.finish(prepared)
+
+    def prepare(self, prompt: PromptInput) -> PreparedPrompt:
+        """Raises PromptError, which names the field at fault."""
+        match prompt:
+            case ChatPrompt():
+                return self._prepare_text(self._render(prompt), special_tokens=False)
+            case TextPrompt(text):
+                return self._prepare_text(text, special_tokens=True)
+            case TokenPrompt(ids):
+                return self._prepare_ids(ids)
+
+    def tokenize_missing(self, prepared: PreparedPrompt) -> None:
+        """Fills in the ids of what the memo did not know. Touches nothing but `prepared`. Raises PromptError."""
+        for piece in prepared.pieces:
+            if isinstance(piece, _NewRun) and piece.ids is None:
+                kind, text = piece.memo_key
+                piece.ids = array("I", self._tokenize(text, special_tokens=kind == "whole"))  # type: ignore[arg-type]
+
+    def finish(self, prepared: PreparedPrompt) -> EncodedPrompt:
+        """Remembers what was new. Raises PromptError where the prompt has no tokens at all."""
+        runs = tuple(self._remember(piece) if isinstance(piece, _NewRun) else piece for piece in prepared.pieces)
+        token_count = sum(len(run.ids) for run in runs)
+        if token_count == 0:
+            raise PromptError("the prompt is empty", "prompt")
+        return EncodedPrompt(runs, token_count)
+
+    def keys(self, encoded: EncodedPrompt, root: BlockKey, block_size: int) -> list[PublishedKey]:
+        """The published keys of all full blocks, in order; quick where the prompt's beginning has been seen."""
+        return self._key_memo.keys(encoded.runs, root, block_size)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def incremental_decoder(self, *, skip_special_tokens: bool = True) -> IncrementalDecoder:
+        return IncrementalDecoder(self.tokenizer, skip_special_tokens=skip_special_tokens)
+
+    def golden_prompt_key(self, root: BlockKey, block_size: int) -> str:
+        """The last block key of a fixed prompt through template and tokenizer, in hex: two sides that differ anywhere
+        between a message and its keys differ here. The date is fixed; only times of day may differ later."""
+        ids = self._tokenize(self._golden_text(_GOLDEN_TEXT * block_size), special_tokens=False)
+        return block_keys(root, ids, block_size)[-1].hex()
+
+    def _golden_text(self, text: str) -> str:
+        if self._template is None:
+            return text
+        try:
+            return text + self._template.render([{"role": "user", "content": text}], now=_GOLDEN_DATE)
+        except PromptError as refusal:
+            return text + refusal.message  # a template that takes no such message says so on both sides
+
+    def _render(self, prompt: ChatPrompt) -> str:
+        if self._template is None:
+            raise PromptError("this model has no chat template; send plain text to /v1/completions", "messages")
+        return self._template.render(
+            prompt.messages,
+            prompt.tools,
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+            template_kwargs=prompt.template_kwargs,
+        )
+
+    def _prepare_text(self, text: str, *, special_tokens: bool) -> PreparedPrompt:
+        pieces: list[Run | _NewRun]
+        if self._text_runs is None:
+            pieces = [self._look_up(("whole" if special_tokens else "run", text))]
+        else:
+            pieces = [self._look_up(("run", run)) for run in self._text_runs.split(text)]
+            if special_tokens:
+                pieces = [self._text_ends.before, *pieces, self._text_ends.after]
+        unseen = sum(len(piece.memo_key[1]) for piece in pieces if isinstance(piece, _NewRun))
+        return PreparedPrompt(pieces, unseen)
+
+    def _prepare_ids(self, ids: Sequence[int]) -> PreparedPrompt:
+        try:
+            packed = array("I", ids)
+        except (TypeError, OverflowError) as error:
+            raise PromptError("token ids must be non-negative integers", "prompt") from error
+        if packed and max(packed) >= self.vocabulary_size:
+            message = f"token id {max(packed)} is not in the vocabulary (ids end at {self.vocabulary_size - 1})"
+            raise PromptError(message, "prompt")
+        pieces: list[Run | _NewRun] = []
+        for start in range(0, len(packed), _TOKENS_PER_RUN):
+            chunk = packed[start : start + _TOKENS_PER_RUN]
+            pieces.append(self._look_up(("ids", chunk.tobytes()), chunk))
+        return PreparedPrompt(pieces, 0)
+
+    def _look_up(self, memo_key: tuple[str, str | bytes], ids: array[int] | None = None) -> Run | _NewRun:
+        return self._runs.get(memo_key) or _NewRun(memo_key, ids)
+
+    def _remember(self, new: _NewRun) -> Run:
+        if (known := self._runs.get(new.memo_key)) is not None:
+            return known  # another request was quicker
+        assert new.ids is not None, "finish() comes after tokenize_missing()"
+        run = Run(new.ids, next(self._serials))
+        size = _RUN_OVERHEAD_BYTES + sys.getsizeof(new.memo_key[1]) + 4 * len(new.ids)
+        self._runs.put(new.memo_key, run, size)
+        return run
+
+    def _tokenize(self, text: str, *, special_tokens: bool) -> list[int]:
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=special_tokens).ids
+        except Exception as error:  # lone surrogates, and whatever a normalizer may not like
+            raise PromptError(f"the tokenizer does not accept this text: {error}", None) from error
+
+
+class _TextEnds(NamedTuple):
+    """What the post-processor puts around a text, as runs."""
+
+    before: Run
+    after: Run
+
+
+def _load_tokenizer(tokenizer_json: bytes) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    except Exception as error:  # the bindings raise plain Exception
+        raise BundleError(f"tokenizer.json cannot be loaded: {error}") from error
+    # Left over from training, and wrong for a prompt.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _text_ends(tokenizer: Tokenizer) -> _TextEnds:
+    """Found by example; `_exact_text_runs` notices where it is not as simple as that."""
+    inner = tokenizer.encode("a b", add_special_tokens=False).ids
+    outer = tokenizer.encode("a b", add_special_tokens=True).ids
+    for start in range(len(outer) - len(inner) + 1):
+        if outer[start : start + len(inner)] == inner:
+            return _TextEnds(Run(array("I", outer[:start]), -1), Run(array("I", outer[start + len(inner) :]), -2))
+    return _TextEnds(Run(array("I"), -1), Run(array("I"), -2))
+
+
+def _exact_text_runs(tokenizer: Tokenizer, ends: _TextEnds) -> TextRuns | None:
+    """None where runs encoded one by one do not give the ids of the whole, tried on texts that are hard for it."""
+    runs = TextRuns(tokenizer, min_run_characters=1)
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    chooser = random.Random(0)
+    for _ in range(_PROBES):
+        pieces = chooser.choices(_HARD_TEXTS, k=8) + chooser.choices(added or [""], k=6)
+        chooser.shuffle(pieces)
+        text = "".join(pieces)
+        ids = [*ends.before.ids]
+        for run in runs.split(text):
+            ids += tokenizer.encode(run, add_special_tokens=False).ids
+        if ids + list(ends.after.ids) != tokenizer.encode(text, add_special_tokens=True).ids:
+            return None
+    return TextRuns(tokenizer)
