@@ -31,13 +31,17 @@ class RequestFailedError(Exception):
         self.status = status
 
 
+class _StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool = True
+
+
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     messages: list[Message]
     max_tokens: int
     temperature: float = 0.0
     stream: bool = True
-    stream_options: dict[str, bool] = {"include_usage": True}
+    stream_options: _StreamOptions = _StreamOptions()
 
 
 @dataclass(slots=True)

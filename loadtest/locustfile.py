@@ -35,15 +35,14 @@ _numbers = itertools.count()
 
 @events.init_command_line_parser.add_listener
 def _add_options(parser: LocustArgumentParser) -> None:
-    group = parser.add_argument_group("Warmroute")
-    group.add_argument(
+    parser.add_argument(
         "--workload", choices=list(SHAPES), default="chat", env_var="WARMROUTE_WORKLOAD", help="What is asked"
     )
-    group.add_argument("--model", default="", env_var="WARMROUTE_MODEL", help="Default: the first one served")
-    group.add_argument("--seed", type=int, default=0, help="Same seed, same conversations")
-    group.add_argument("--request-timeout", type=float, default=60.0, help="Seconds until a request has failed")
-    group.add_argument("--plan", default="", include_in_web_ui=False, help="JSON file of a plan: run it, then stop")
-    group.add_argument("--records", default="", include_in_web_ui=False, help="Append one JSON line per request here")
+    parser.add_argument("--model", default="", env_var="WARMROUTE_MODEL", help="Default: the first one served")
+    parser.add_argument("--seed", type=int, default=0, help="Same seed, same conversations")
+    parser.add_argument("--request-timeout", type=float, default=60.0, help="Seconds until a request has failed")
+    parser.add_argument("--plan", default="", include_in_web_ui=False, help="JSON file of a plan: run it, then stop")
+    parser.add_argument("--records", default="", include_in_web_ui=False, help="Append one JSON line per request here")
 
 
 class Talker(User):
