@@ -1,0 +1,247 @@
+"""Where a request goes, and why. Pure: no I/O, and the clock is handed in.
+
+    cost_i = wait_i + service_i / (1 - rho) + guard_i      seconds; what a policy makes of it is the policy's business
+
+`Placement` prices every candidate the same way for every policy, lets the policy pick, and keeps one set of books: each
+attempt is `dispatch`ed before its first byte, sees its `first_token`, and is `finish`ed once, whatever happened. The
+fleet simulator runs these same lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from router.cost_model import CostModel, service_seconds
+from router.guards import Guards
+from router.ledger import Dispatch, Ledger
+from router.policies.base import Candidate, Policy, Request
+from router.sent_view import SentView
+from router.trust import Trust
+from shared.blocks import PublishedKey
+from shared.fleet_state import CostCoefficients, ReplicaLoad
+
+__all__ = ["Attempt", "Decision", "NoReplicaError", "Placement", "Replica", "View"]
+
+_MAX_RHO = 0.9
+
+
+class Replica(Protocol):
+    """What placement knows of a replica: nothing it would have to ask for."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def accepting(self) -> bool: ...
+    @property
+    def publishes(self) -> bool:
+        """Its cache is in the index; if not, only what this router sent it is known."""
+        ...
+
+    @property
+    def replica_class(self) -> str: ...
+    @property
+    def load(self) -> ReplicaLoad | None: ...
+    @property
+    def cost(self) -> CostCoefficients | None: ...
+
+
+class Index(Protocol):
+    def held_prefixes(self, keys: Sequence[PublishedKey]) -> dict[str, int]:
+        """Blocks that each replica holds from the first on; those that hold none are absent."""
+        ...
+
+
+class NoReplicaError(Exception):
+    """Nobody can take the request: all are draining, gone or excluded."""
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """The choice, every candidate it was made from, and the reason."""
+
+    policy: str
+    view: str
+    reason: str
+    chosen: Candidate
+    candidates: list[Candidate]
+    prompt_tokens: int
+
+    @property
+    def predicted_tokens(self) -> int:
+        return self.chosen.matched_tokens
+
+    @property
+    def sentence(self) -> str:
+        """The choice in words, for people."""
+        chosen = self.chosen
+        promised = " (partly promised by requests on the way)" if chosen.matched_tokens > chosen.held_tokens else ""
+        words = (
+            f"{chosen.replica_id} by {self.policy} ({self.reason}): {chosen.matched_tokens} of {self.prompt_tokens} "
+            f"prompt tokens cached there{promised}; wait {chosen.wait_seconds:.3f} s + prefill "
+            f"{chosen.service_seconds:.3f} s + guard {chosen.guard_seconds:.3f} s, cost {chosen.cost_seconds:.3f} s, {chosen.active} active"
+        )
+        others = [candidate for candidate in self.candidates if candidate is not chosen]
+        if not others:
+            return f"{words}; no other replica could take it"
+        rival = min(others, key=lambda candidate: candidate.cost_seconds)
+        return (
+            f"{words}; the best other is {rival.replica_id} at {rival.cost_seconds:.3f} s "
+            f"with {rival.matched_tokens} tokens cached, {rival.active} active"
+        )
+
+
+class Attempt:
+    """One dispatch of a decided request: what `first_token` and `finish` need to settle the books."""
+
+    __slots__ = ("cached_tokens", "decision", "dispatch", "replica", "request")
+
+    def __init__(self, request: Request, replica: Replica, decision: Decision, dispatch: Dispatch) -> None:
+        self.request = request
+        self.replica = replica
+        self.decision = decision
+        self.dispatch = dispatch
+        self.cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The rung of the ladder the router stands on, and whether its index still says anything."""
+
+    step: str = "exact"
+    usable: bool = True
+
+
+class Placement:
+    """Prices candidates, asks the policy, keeps the books."""
+
+    def __init__(
+        self,
+        index: Index,
+        policy: Policy,
+        fallback: Policy,
+        *,
+        ledger: Ledger | None = None,
+        cost_model: CostModel | None = None,
+        guards: Guards | None = None,
+    ) -> None:
+        """`fallback` decides while `policy` reads the view of the cache and there is none worth reading."""
+        self._index = index
+        self._policy = policy
+        self._fallback = fallback
+        self.ledger = ledger or Ledger()
+        self.cost_model = cost_model or CostModel()
+        self.trust = Trust()
+        self._guards = guards or Guards()
+        self._sent = SentView()
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    def decide(
+        self,
+        request: Request,
+        replicas: Iterable[Replica],
+        now: float,
+        *,
+        excluded: Collection[str] = (),
+        view: View = View(),
+    ) -> Decision:
+        """Choose among the replicas that accept work and are not excluded. Raises NoReplicaError when none is left."""
+        open_to_it = [replica for replica in replicas if replica.accepting and replica.id not in excluded]
+        if not open_to_it:
+            raise NoReplicaError
+        candidates = self._price(request, open_to_it, now, view)
+        policy = self._policy if view.usable or not self._policy.reads_view else self._fallback
+        pick = policy.choose(request, candidates)
+        return Decision(policy.name, view.step, pick.reason, pick.candidate, candidates, request.prompt_tokens)
+
+    def dispatch(self, request: Request, replica: Replica, decision: Decision, now: float) -> Attempt:
+        """Count the chosen attempt in. Call it without an await after `decide`, before the first byte leaves."""
+        chosen = decision.chosen
+        dispatch = self.ledger.dispatch(
+            chosen.replica_id,
+            now,
+            service_seconds=chosen.service_seconds,
+            uncached_tokens=request.prompt_tokens - chosen.matched_tokens,
+            promised=request.keys[chosen.held_blocks :],
+            streamed=request.streamed,
+        )
+        self._policy.placed(request, chosen.replica_id)
+        return Attempt(request, replica, decision, dispatch)
+
+    def first_token(self, attempt: Attempt, now: float, cached_tokens: int | None = None) -> None:
+        """The replica has answered; `cached_tokens` as its engine counted them, None when it does not say."""
+        if attempt.dispatch.first_token_seen:
+            return
+        request, chosen = attempt.request, attempt.decision.chosen
+        served_seconds = self.ledger.first_token(attempt.dispatch, now)
+        attempt.cached_tokens = cached_tokens
+        if cached_tokens is not None:
+            self.trust.observe(chosen.replica_id, chosen.held_tokens, cached_tokens, request.block_size)
+        if served_seconds is not None and request.streamed:
+            cached = chosen.matched_tokens if cached_tokens is None else min(cached_tokens, request.prompt_tokens - 1)
+            uncached = max(1, request.prompt_tokens - cached)
+            self.cost_model.observe(attempt.replica.replica_class, uncached, request.prompt_tokens, served_seconds)
+        if not attempt.replica.publishes:
+            self._sent.record(chosen.replica_id, request.keys, now)
+
+    def finish(self, attempt: Attempt, now: float) -> None:
+        """The attempt is over, served or not: everything counted for it is released, its promises are dropped."""
+        self.ledger.release(attempt.dispatch, now)
+
+    def retain(self, replica_ids: Collection[str]) -> None:
+        """Forget what is kept for replicas that left the fleet; requests under way there stay counted."""
+        self.ledger.retain(replica_ids)
+        self.trust.retain(replica_ids)
+        self._sent.retain(replica_ids)
+
+    def _price(self, request: Request, replicas: Sequence[Replica], now: float, view: View) -> list[Candidate]:
+        ledger = self.ledger
+        held = self._index.held_prefixes(request.keys) if view.usable and request.keys else {}
+        rho = min(_MAX_RHO, sum(ledger.backlog_share(replica.id, now) for replica in replicas) / len(replicas))
+        candidates = []
+        for replica in replicas:
+            replica_id = replica.id
+            held_blocks = (
+                held.get(replica_id, 0) if replica.publishes else self._sent.depth(replica_id, request.keys, now)
+            )
+            matched_blocks = ledger.promised_depth(replica_id, request.keys, held_blocks)
+            trust = self.trust.factor(replica_id)
+            matched_tokens = self._tokens(request, matched_blocks)
+            believed = int(matched_tokens * trust)
+            uncached = request.prompt_tokens - believed
+            cost = self.cost_model.coefficients(replica.replica_class, replica.cost)
+            service = service_seconds(cost, uncached, request.prompt_tokens)
+            wait = ledger.wait_seconds(replica_id, now)
+            guard = self._guards.seconds(
+                cost,
+                replica.load,
+                uncached_tokens=uncached,
+                pending_tokens=ledger.pending_tokens(replica_id),
+                decoding=ledger.decoding(replica_id),
+                block_size=request.block_size,
+            )
+            candidates.append(
+                Candidate(
+                    replica_id=replica_id,
+                    held_blocks=held_blocks,
+                    held_tokens=self._tokens(request, held_blocks),
+                    matched_tokens=matched_tokens,
+                    trust=trust,
+                    wait_seconds=wait,
+                    service_seconds=service,
+                    guard_seconds=guard,
+                    cost_seconds=wait + service / (1.0 - rho) + guard,
+                    active=ledger.active(replica_id),
+                )
+            )
+        return candidates
+
+    @staticmethod
+    def _tokens(request: Request, blocks: int) -> int:
+        # The last token of a prompt is always computed.
+        return max(0, min(blocks * request.block_size, request.prompt_tokens - 1))

@@ -1,0 +1,38 @@
+"""How far a replica's published cache is believed: cached tokens as its engine counted them against those predicted.
+
+A wrong template, tokenizer or salt makes keys that meet nothing in the engine, and no error: predictions then promise
+hits that never come. The average of actual over predicted falls, the replica's match is discounted by it, and routing
+turns to load. The floor keeps it from ever being exactly worthless, so that a healed replica earns its trust back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+__all__ = ["Trust"]
+
+_LEARNING = 0.1
+_FLOOR = 0.05
+
+
+class Trust:
+    """One factor in [0.05, 1] per replica; 1 until something is known."""
+
+    def __init__(self) -> None:
+        self._factors: dict[str, float] = {}
+
+    def factor(self, replica_id: str) -> float:
+        return self._factors.get(replica_id, 1.0)
+
+    def observe(self, replica_id: str, predicted_tokens: int, cached_tokens: int, block_size: int) -> None:
+        """`predicted_tokens` were held by what is published. Less than a block short is what a last token may cost."""
+        if predicted_tokens < block_size:
+            return
+        kept = cached_tokens + block_size > predicted_tokens
+        share = 1.0 if kept else cached_tokens / predicted_tokens
+        factor = self.factor(replica_id)
+        self._factors[replica_id] = max(_FLOOR, factor + _LEARNING * (share - factor))
+
+    def retain(self, replica_ids: Collection[str]) -> None:
+        for replica_id in self._factors.keys() - set(replica_ids):
+            del self._factors[replica_id]
