@@ -27,6 +27,11 @@ class Chunk:
     def samples(self) -> bool:
         return self.end == len(self.sequence.tokens)
 
+    @property
+    def token_context(self) -> float:
+        """Tokens times the context that each attends to, on average the middle of the chunk: attention's work."""
+        return (self.end - self.start) * (self.start + self.end + 1) / 2
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

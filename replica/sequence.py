@@ -28,7 +28,7 @@ class FinishReason(Enum):
     STOP = "stop"
     """A stop token or a stop string."""
     LENGTH = "length"
-    """`max_tokens` or the context is full."""
+    """`max_tokens` are there (refused beforehand where they would not fit the context)."""
     ABORT = "abort"
     """The client left, or the server is going away."""
     ERROR = "error"
@@ -63,6 +63,12 @@ class Sequence:
     keys: list[BlockKey] = field(default_factory=list)
     """Keys of the full blocks of `tokens` that are known so far; the prefix cache extends it."""
     computed_tokens: int = 0
+    registered_blocks: int = 0
+    """How many leading blocks are in the prefix cache's table, and so may be shared."""
+    awaited_key: BlockKey | None = None
+    """While waiting: the block that somebody else is computing for it."""
+    preemptions: int = 0
+    """How often it lost its blocks and began again."""
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache gave on admission. Set once: a later recompute does not change it."""
     finish_reason: FinishReason | None = None
