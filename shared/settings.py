@@ -1,0 +1,283 @@
+"""One dataclass per program; its flags, variables and TOML keys all derive from it (see `settings_sources`).
+
+Made directly, a class has its defaults: `RouterSettings(port=0)`. From the command line: `parse(RouterSettings, argv,
+os.environ, "warmroute router")`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from shared.settings_sources import SettingsError, parse, setting
+
+__all__ = [
+    "CompareSettings",
+    "DoctorSettings",
+    "POLICY_NAMES",
+    "ReplicaSettings",
+    "RouteSettings",
+    "RouterSettings",
+    "SettingsError",
+    "TopSettings",
+    "UpSettings",
+    "parse",
+]
+
+POLICY_NAMES = (
+    "cache-aware",
+    "round-robin",
+    "random",
+    "least-loaded",
+    "two-choices",
+    "consistent-hash",
+    "longest-prefix",
+    "session",
+)
+_ENGINES = ("torch", "sim")
+_LEVELS = ("debug", "info", "warning", "error")
+_MIB = 2**20
+_HOUR_SECONDS = 3600
+_DAY_SECONDS = 24 * _HOUR_SECONDS
+
+
+def _host(help: str = "address to listen on") -> Any:  # noqa: A002
+    return setting("127.0.0.1", help, metavar="ADDRESS")
+
+
+def _port(default: int, help: str = "port to listen on; 0 takes a free one") -> Any:  # noqa: A002
+    return setting(default, help, low=0, high=65535)
+
+
+def _redis(help: str) -> Any:  # noqa: A002
+    return setting(None, help, environment=("REDIS_URL",), metavar="URL", shown=False)
+
+
+def _cluster() -> Any:
+    return setting("default", "name under which replicas and routers find each other in Redis")
+
+
+def _secret() -> Any:
+    return setting("", "signs what is published in Redis and keeps tenants' keys apart", secret=True)
+
+
+def _log_level() -> Any:
+    return setting("info", "least level that is logged", choices=_LEVELS)
+
+
+def _grace() -> Any:
+    return setting(30.0, "seconds that running requests get to end when stopped", low=0, high=_HOUR_SECONDS)
+
+
+def _policy() -> Any:
+    return setting("cache-aware", "how a replica is chosen", choices=POLICY_NAMES)
+
+
+def _engine() -> Any:
+    return setting("torch", "torch runs the model; sim plays one from a cost model", choices=_ENGINES)
+
+
+def _model() -> Any:
+    return setting("tiny", "tiny (made offline), a directory, or a hub id", metavar="MODEL")
+
+
+def _block_size() -> Any:
+    return setting(16, "tokens per KV block, the same in the whole fleet", low=1, high=4096)
+
+
+def _blocks(default: int | None = None) -> Any:
+    return setting(default, "KV blocks of a replica; default: what the memory allows", low=1, high=2**31)
+
+
+def _threads() -> Any:
+    return setting(None, "CPU threads of a replica; default: all cores, shared among the replicas", low=1, high=1024)
+
+
+def _token_budget() -> Any:
+    return setting(512, "most tokens computed in one step", low=1, high=2**20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterSettings:
+    """Send each request where the least work is left to do."""
+
+    host: str = _host()
+    port: int = _port(8000)
+    redis: str | None = _redis("Redis that replicas publish to, or none")
+    cluster: str = _cluster()
+    secret: str = _secret()
+    replica: tuple[str, ...] = setting((), "URL of a server that does not publish itself; repeatable", metavar="URL")
+    policy: str = _policy()
+    max_body_bytes: int = setting(64 * _MIB, "largest request body", low=1024, high=2**31)
+    max_in_flight: int = setting(4096, "requests at once; more are refused with 429", low=1, high=2**20)
+    connect_timeout_seconds: float = setting(2.0, "to connect to a replica", low=0.01, high=_HOUR_SECONDS)
+    first_byte_timeout_seconds: float = setting(300.0, "until a replica's answer begins", low=0.01, high=_DAY_SECONDS)
+    chunk_timeout_seconds: float = setting(60.0, "between two pieces of an answer", low=0.01, high=_DAY_SECONDS)
+    max_retries: int = setting(1, "further replicas tried before the first byte", low=0, high=16)
+    grace_seconds: float = _grace()
+    log_level: str = _log_level()
+    workers: int = setting(1, "processes", low=1, high=1024)
+    admin_key: str = setting("", "key that admin paths ask for", secret=True)
+
+    def __post_init__(self) -> None:
+        if self.workers > 1:
+            raise SettingsError("--workers above 1 is not supported yet; run several routers side by side instead")
+        for url in self.replica:
+            _check_url("--replica", url, ("http", "https"))
+        _check_redis(self.redis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSettings:
+    """One engine and its prefix cache, served over HTTP."""
+
+    host: str = _host()
+    port: int = _port(8100)
+    redis: str | None = _redis("Redis to publish to, or none")
+    cluster: str = _cluster()
+    secret: str = _secret()
+    id: str | None = setting(None, "name in the fleet; default: made from host and port")
+    url: str | None = setting(None, "URL at which routers reach it; default: made from host and port", metavar="URL")
+    engine: str = _engine()
+    model: str = _model()
+    block_size: int = _block_size()
+    blocks: int | None = _blocks()
+    host_blocks: int = setting(0, "KV blocks in host memory behind the device's", low=0, high=2**31)
+    token_budget: int = _token_budget()
+    max_running: int = setting(64, "requests computed at once", low=1, high=2**16)
+    max_waiting: int = setting(1024, "requests that may wait; more are refused with 429", low=0, high=2**20)
+    max_model_len: int | None = setting(None, "context in tokens; default: the model's", low=2, high=2**31)
+    device: str = setting("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    dtype: str = setting("auto", "number format of weights and KV", choices=("auto", "float32", "bfloat16", "float16"))
+    threads: int | None = _threads()
+    max_body_bytes: int = setting(64 * _MIB, "largest request body", low=1024, high=2**31)
+    grace_seconds: float = _grace()
+    log_level: str = _log_level()
+    seed: int = setting(0, "of the sampling of requests that bring none", low=0, high=2**63 - 1)
+    sim_base_seconds: float = setting(0.008, "simulated: per step", low=0, high=_HOUR_SECONDS)
+    sim_per_token_seconds: float = setting(5e-5, "simulated: per prefilled token", low=0, high=_HOUR_SECONDS)
+    sim_per_token_context_seconds: float = setting(
+        1e-9, "simulated: per token and token it attends to", low=0, high=_HOUR_SECONDS
+    )
+    sim_per_decode_seconds: float = setting(5e-5, "simulated: per decoded token", low=0, high=_HOUR_SECONDS)
+
+    def __post_init__(self) -> None:
+        if self.host_blocks:
+            raise SettingsError("--host-blocks is not supported yet; leave it at 0")
+        if self.url is not None:
+            _check_url("--url", self.url, ("http", "https"))
+        _check_redis(self.redis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpSettings:
+    """Start Redis, replicas and a router on this machine, and stop all of it on Ctrl-C."""
+
+    replicas: int = setting(2, "number of replicas", low=1, high=64)
+    engine: str = _engine()
+    model: str = _model()
+    policy: str = _policy()
+    host: str = _host("address the router listens on")
+    port: int = _port(8000, "port the router listens on; 0 takes a free one")
+    redis: str | None = _redis("Redis to use; default: one is started")
+    cluster: str = _cluster()
+    secret: str = _secret()
+    blocks: int | None = _blocks()
+    block_size: int = _block_size()
+    token_budget: int = _token_budget()
+    threads: int | None = _threads()
+    log_level: str = _log_level()
+    ready_timeout_seconds: float = setting(300.0, "until all must be ready", low=1, high=_DAY_SECONDS)
+
+    def __post_init__(self) -> None:
+        _check_redis(self.redis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings:
+    """Run one workload against each policy, each time on cold replicas, and report."""
+
+    policies: tuple[str, ...] = setting(
+        ("cache-aware", "round-robin"), "policies to compare, comma-separated", choices=POLICY_NAMES
+    )
+    workload: str = setting("chat", "what is asked", choices=("shared-prefix", "chat", "few-shot", "rag"))
+    trace: str | None = setting(None, "trace to play instead of a workload", metavar="FILE")
+    replicas: int = setting(2, "number of replicas", low=1, high=64)
+    engine: str = _engine()
+    model: str = _model()
+    rate: float | None = setting(None, "requests per second; default: what suits the engine", low=0.001, high=100_000)
+    requests: int = setting(120, "requests of one run", low=1, high=1_000_000)
+    repeats: int = setting(3, "runs per policy, in rotated order", low=1, high=100)
+    out: str = setting("reports/compare", "folder for report.html and results.json", metavar="DIR")
+    blocks: int | None = _blocks()
+    block_size: int = _block_size()
+    token_budget: int = _token_budget()
+    threads: int | None = _threads()
+    redis: str | None = _redis("Redis to use; default: one is started")
+    seed: int = setting(0, "of the workload and its arrivals", low=0, high=2**63 - 1)
+    log_level: str = setting("warning", "least level that is logged", choices=_LEVELS)
+
+    def __post_init__(self) -> None:
+        _check_redis(self.redis)
+        if not self.policies:
+            raise SettingsError("--policies names no policy")
+        if self.trace is not None:
+            raise SettingsError("--trace is not supported yet; choose a --workload")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteSettings:
+    """Ask a running router where it would send a prompt, and why. Nothing is sent."""
+
+    prompt: str = setting(help="the user's message", positional=True)
+    router: str = setting("http://127.0.0.1:8000", "URL of the router", metavar="URL")
+    model: str | None = setting(None, "default: the first one served", metavar="MODEL")
+    admin_key: str = setting("", "key that admin paths ask for", secret=True)
+
+    def __post_init__(self) -> None:
+        _check_url("--router", self.router, ("http", "https"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopSettings:
+    """Watch the replicas of a running router."""
+
+    router: str = setting("http://127.0.0.1:8000", "URL of the router", metavar="URL")
+    every_seconds: float = setting(1.0, "between two looks", low=0.1, high=_HOUR_SECONDS)
+    once: bool = setting(False, "print one table and end")
+    admin_key: str = setting("", "key that admin paths ask for", secret=True)
+
+    def __post_init__(self) -> None:
+        _check_url("--router", self.router, ("http", "https"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorSettings:
+    """Say what is found on this machine, and what to do about what is not."""
+
+    port: int = _port(8000, "port that the router is to have")
+    redis: str | None = _redis("Redis to try")
+
+    def __post_init__(self) -> None:
+        _check_redis(self.redis)
+
+
+def _check_redis(url: str | None) -> None:
+    if url is not None:
+        _check_url("--redis", url, ("redis", "rediss", "unix"))
+
+
+def _check_url(source: str, url: str, schemes: tuple[str, ...]) -> None:
+    # The URL itself stays out of the message: it may hold a password.
+    expected = f"{source} must be a URL like {schemes[0]}://host:port"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        if parts.hostname and ":" in parts.hostname:
+            ipaddress.ip_address(parts.hostname.split("%")[0])
+    except ValueError as error:
+        raise SettingsError(f"{expected}: {error}") from None
+    if parts.scheme not in schemes or not (parts.hostname or parts.scheme == "unix") or port == 0:
+        raise SettingsError(expected)
