@@ -63,7 +63,7 @@ def ttft_distribution(runs: Runs) -> str:
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     _plain_log_ticks(axes, "x")
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="lower right", frameon=False, labelcolor=_INK)
     return _svg(figure, "ttft")
 
 

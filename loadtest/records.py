@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
@@ -54,10 +53,7 @@ def append_record(file: IO[bytes], record: RequestRecord) -> None:
 
 
 def read_records(path: Path) -> list[RequestRecord]:
-    """All records of a finished run, in the order they were sent."""
+    """All records of a run, in the order they were sent. A last line that is cut off is not there."""
     decode = msgspec.json.Decoder(RequestRecord).decode
-    return _by_arrival(decode(line) for line in path.read_bytes().splitlines())
-
-
-def _by_arrival(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    records = [decode(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     return sorted(records, key=lambda record: (record.sent_seconds, record.session, record.turn))

@@ -11,9 +11,10 @@ from pathlib import Path
 from string import Template
 
 from loadtest import plots
-from loadtest.results import Measured, PolicyResult, Ratio, Results, Run
+from loadtest.results import PolicyResult, Results, Run
+from loadtest.summary import COLUMNS, cells, headline, notes, ratio_line
 
-__all__ = ["headline", "write_report"]
+__all__ = ["write_report"]
 
 
 def write_report(path: Path, results: Results, runs: Mapping[str, Sequence[Run]]) -> None:
@@ -30,9 +31,9 @@ def write_report(path: Path, results: Results, runs: Mapping[str, Sequence[Run]]
     path.write_text(
         _PAGE.substitute(
             headline=escape(headline(results)),
-            warnings=_warnings(results),
+            warnings="".join(f'<p class="warning">{escape(note)}</p>' for note in notes(results)),
             table=_table(results.policies),
-            ratios=_ratios(results.ratios),
+            ratios="".join(f"<li>{escape(ratio_line(ratio))}</li>" for ratio in results.ratios),
             figures=figures,
             setup=_definitions(results.setup),
         ),
@@ -40,98 +41,13 @@ def write_report(path: Path, results: Results, runs: Mapping[str, Sequence[Run]]
     )
 
 
-def headline(results: Results) -> str:
-    """The finding in a sentence, with its spread."""
-    found = {(ratio.policy, ratio.measure): ratio for ratio in results.ratios}
-    for policy, result in results.policies.items():
-        hits, ttft = found.get((policy, "hit_rate")), found.get((policy, "ttft_ms_mean"))
-        if hits and ttft:
-            base = results.policies[ttft.baseline]
-            return (
-                f"{policy} answers in {_times(ttft)} the mean time to first token of {ttft.baseline}, at "
-                f"{_times(hits)} its hit rate: {result.hit_rate:.0%} against {base.hit_rate:.0%}, where "
-                f"{result.ideal_hit_rate:.0%} would be ideal."
-            )
-    policy, result = next(iter(results.policies.items()))
-    return f"{policy}: hit rate {result.hit_rate:.0%} of an ideal {result.ideal_hit_rate:.0%}."
-
-
-def _times(ratio: Ratio) -> str:
-    return f"{ratio.mean:.2f}\N{MULTIPLICATION SIGN} ({ratio.low:.2f}\N{EN DASH}{ratio.high:.2f})"
-
-
-def _warnings(results: Results) -> str:
-    notes = []
-    for policy, result in results.policies.items():
-        void = len(result.repeats) - result.valid_repeats
-        if void:
-            reason = next(run.void for run in result.repeats if run.void)
-            notes.append(f"{policy}: {void} of {len(result.repeats)} runs are void: {reason}.")
-        if result.failed:
-            errors = "; ".join(dict.fromkeys(error for run in result.repeats for error in run.errors))
-            notes.append(f"{policy}: {result.failed} of {result.requests} requests failed: {errors}")
-        unexplained = sum(run.unexplained_prompts for run in result.repeats)
-        if unexplained:
-            notes.append(
-                f"{policy}: for {unexplained} prompts the engine counted other tokens than the ideal was "
-                "computed from; do not trust the ideal."
-            )
-    return "".join(f'<p class="warning">{escape(note)}</p>' for note in notes)
-
-
 def _table(policies: Mapping[str, PolicyResult]) -> str:
-    columns = ("mean", "p50", "p90", "p99")
-    heads = "".join(f"<th>TTFT {column}</th>" for column in columns)
+    heads = "".join(f"<th>{column}</th>" for column in ("policy", *COLUMNS))
     rows = []
     for policy, colour in plots.colours(list(policies)).items():
-        result = policies[policy]
-        cells = [f"{getattr(result.ttft_ms, column):,.0f} ms" for column in columns]
-        cells += [
-            f"{result.tpot_ms.p50:,.1f} ms",
-            f"{result.hit_rate:.1%}",
-            f"{result.share_of_ideal:.0%}",
-            f"{result.imbalance:.2f}",
-            f"{result.failed} of {result.requests}",
-        ]
-        spreads = [_spread(result, f"ttft_ms.{column}", "{:,.0f}") for column in columns]
-        spreads += [
-            _spread(result, "tpot_ms.p50", "{:,.1f}"),
-            _spread(result, "hit_rate", "{:.1%}"),
-            _spread(result, "share_of_ideal", "{:.0%}"),
-            _spread(result, "imbalance", "{:.2f}"),
-            "",
-        ]
-        body = "".join(f"<td>{cell}<small>{spread}</small></td>" for cell, spread in zip(cells, spreads, strict=True))
+        body = "".join(f"<td>{value}<small>{spread}</small></td>" for value, spread in cells(policies[policy]))
         rows.append(f'<tr><th><i style="background:{colour}"></i>{escape(policy)}</th>{body}</tr>')
-    return (
-        f"<table><thead><tr><th>policy</th>{heads}<th>TPOT p50</th><th>hit rate</th><th>of ideal</th>"
-        f"<th>imbalance</th><th>failed</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
-
-
-def _spread(result: PolicyResult, measure: str, form: str) -> str:
-    """The extremes over the valid repeats."""
-    values = [_read(run, measure) for run in result.repeats if run.void is None]
-    if len(values) < 2:
-        return ""
-    return f"{form.format(min(values))}\N{EN DASH}{form.format(max(values))}"
-
-
-def _read(result: Measured, measure: str) -> float:
-    value: object = result
-    for name in measure.split("."):
-        value = getattr(value, name)
-    assert isinstance(value, float), f"{measure} is a number"
-    return value
-
-
-def _ratios(found: Sequence[Ratio]) -> str:
-    names = {"hit_rate": "hit rate", "ttft_ms_mean": "mean TTFT", "ttft_ms_p99": "p99 TTFT"}
-    lines = [
-        f"<li>{escape(ratio.policy)} against {escape(ratio.baseline)}: {names[ratio.measure]} {_times(ratio)}</li>"
-        for ratio in found
-    ]
-    return f"<ul>{''.join(lines)}</ul>"
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _definitions(setup: Mapping[str, object]) -> str:
@@ -192,7 +108,7 @@ dt { color: var(--soft); } dd { margin: 0; color: var(--ink); overflow-wrap: any
 $warnings
 <div class="wide">$table</div>
 <section><p>Small figures: lowest and highest repeat. Ratios within each repeat, with their extremes:</p>
-$ratios</section>
+<ul>$ratios</ul></section>
 $figures
 <section><h2>Setup</h2><dl>$setup</dl></section>
 <section><h2>Method</h2><ul>

@@ -1,0 +1,93 @@
+"""A comparison in words and cells, the same for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from loadtest.results import Measured, PolicyResult, Ratio, Results
+
+__all__ = ["COLUMNS", "Cell", "cells", "headline", "notes", "ratio_line"]
+
+
+class Cell(NamedTuple):
+    value: str
+    spread: str
+    """The lowest and highest repeat; empty where there is one only."""
+
+
+_Read = Callable[[Measured], float]
+_FORMS: dict[str, tuple[_Read, str]] = {
+    "TTFT mean": (lambda measured: measured.ttft_ms.mean, "{:,.0f} ms"),
+    "p50": (lambda measured: measured.ttft_ms.p50, "{:,.0f} ms"),
+    "p90": (lambda measured: measured.ttft_ms.p90, "{:,.0f} ms"),
+    "p99": (lambda measured: measured.ttft_ms.p99, "{:,.0f} ms"),
+    "TPOT mean": (lambda measured: measured.tpot_ms.mean, "{:,.1f} ms"),
+    "hit rate": (lambda measured: measured.hit_rate, "{:.1%}"),
+    "ideal": (lambda measured: measured.ideal_hit_rate, "{:.1%}"),
+    "of ideal": (lambda measured: measured.share_of_ideal, "{:.0%}"),
+    "imbalance": (lambda measured: measured.imbalance, "{:.2f}"),
+}
+COLUMNS = (*_FORMS, "failed")
+_MEASURES = {"hit_rate": "hit rate", "ttft_ms_mean": "mean TTFT", "ttft_ms_p99": "p99 TTFT"}
+_RATIO_FORM = "{:.2f}\N{MULTIPLICATION SIGN}"
+
+
+def cells(result: PolicyResult) -> list[Cell]:
+    """One for each of COLUMNS."""
+    valid = [run for run in result.repeats if run.void is None]
+    row = [
+        Cell(form.format(read(result)), _range([read(run) for run in valid], form)) for read, form in _FORMS.values()
+    ]
+    return [*row, Cell(f"{result.failed} of {result.requests}", "")]
+
+
+def headline(results: Results) -> str:
+    """The finding in a sentence, with its spread."""
+    found = {(ratio.policy, ratio.measure): ratio for ratio in results.ratios}
+    for policy, result in results.policies.items():
+        hits, ttft = found.get((policy, "hit_rate")), found.get((policy, "ttft_ms_mean"))
+        if hits and ttft:
+            base = results.policies[ttft.baseline]
+            return (
+                f"{policy} needs {_times(ttft)} the mean time to first token of {ttft.baseline}, at "
+                f"{_times(hits)} its hit rate: {result.hit_rate:.0%} against {base.hit_rate:.0%}, where "
+                f"{result.ideal_hit_rate:.0%} would be ideal."
+            )
+    return " ".join(
+        f"{policy}: hit rate {result.hit_rate:.0%} of an ideal {result.ideal_hit_rate:.0%}, mean time to first token "
+        f"{result.ttft_ms.mean:,.0f} ms."
+        for policy, result in results.policies.items()
+    )
+
+
+def ratio_line(ratio: Ratio) -> str:
+    return f"{ratio.policy} against {ratio.baseline}: {_MEASURES[ratio.measure]} {_times(ratio)}"
+
+
+def notes(results: Results) -> list[str]:
+    """What a reader must know before believing the figures; empty when all is well."""
+    found = []
+    for policy, result in results.policies.items():
+        if void := [run.void for run in result.repeats if run.void]:
+            found.append(f"{policy}: {len(void)} of {len(result.repeats)} runs are void: {void[0]}.")
+        if result.failed:
+            errors = "; ".join(dict.fromkeys(error for run in result.repeats for error in run.errors))
+            found.append(f"{policy}: {result.failed} of {result.requests} requests failed: {errors}")
+        if unexplained := sum(run.unexplained_prompts for run in result.repeats):
+            found.append(
+                f"{policy}: the engine counted {unexplained} prompts differently than the ideal did; "
+                "do not trust the ideal."
+            )
+    return found
+
+
+def _times(ratio: Ratio) -> str:
+    return f"{_RATIO_FORM.format(ratio.mean)} ({_range([ratio.low, ratio.high], '{:.2f}')})"
+
+
+def _range(values: list[float], form: str) -> str:
+    if len(values) < 2:
+        return ""
+    low, high = form.format(min(values)), form.format(max(values))
+    return f"{low.split()[0]}\N{EN DASH}{high.split()[0]}"
