@@ -217,6 +217,13 @@ class CompareSettings:
     threads: int | None = _threads()
     redis: str | None = _redis("Redis to use; default: one is started")
     seed: int = setting(0, "of the workload and its arrivals", low=0, high=2**63 - 1)
+    groups: int | None = setting(None, "distinct system prompts, tasks or documents", low=1, high=100_000)
+    opening_words: int | None = setting(None, "mean length of each of those", low=1, high=100_000)
+    turns: int | None = setting(None, "turns of a conversation", low=1, high=1000)
+    turn_words: int | None = setting(None, "mean length of what a user says in a turn", low=1, high=100_000)
+    open_sessions: int | None = setting(None, "conversations under way at any time", low=1, high=100_000)
+    max_tokens: int | None = setting(None, "most tokens of an answer", low=1, high=100_000)
+    request_timeout_seconds: float = setting(60.0, "until a request has failed", low=0.1, high=_HOUR_SECONDS)
     log_level: str = setting("warning", "least level that is logged", choices=_LEVELS)
 
     def __post_init__(self) -> None:
