@@ -124,7 +124,7 @@ def _assistant_turn(turn: Fields) -> list[dict[str, Any]]:
     calls, texts = [], []
     for block in _blocks(turn, "content"):
         if block.raw("type") == "tool_use":
-            function = {"name": block.required_text("name"), "arguments": block.object("input")}
+            function = {"name": block.required_text("name"), "arguments": block.mapping("input")}
             calls.append({"id": block.required_text("id"), "type": "function", "function": function})
         else:
             texts.append(_block_text(block))
@@ -167,6 +167,6 @@ def _tool(tool: Fields) -> dict[str, Any]:
     function = {
         "name": tool.required_text("name"),
         "description": tool.text("description"),
-        "parameters": tool.object("input_schema"),
+        "parameters": tool.mapping("input_schema"),
     }
     return {"type": "function", "function": function}

@@ -25,6 +25,7 @@ __all__ = [
     "model_not_found",
     "not_ready",
     "path_not_found",
+    "shutting_down",
     "unsupported",
 ]
 
@@ -137,6 +138,10 @@ def engine_full(retry_after_seconds: float = 1.0) -> ApiError:
 
 def not_ready(message: str, retry_after_seconds: float = 2.0) -> ApiError:
     return ApiError(503, "not_ready", message, retry_after_seconds=retry_after_seconds)
+
+
+def shutting_down() -> ApiError:
+    return not_ready("this replica is shutting down: send the request to another")
 
 
 def internal_error(message: str = "the server failed on this request: its log says why") -> ApiError:

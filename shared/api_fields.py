@@ -119,7 +119,7 @@ class Fields:
                 raise invalid_value(f"{self.path(name)}[{index}]", "must be an object", "invalid_type")
         return value
 
-    def object(self, name: str) -> dict[str, Any]:
+    def mapping(self, name: str) -> dict[str, Any]:
         value = self._values.get(name)
         if value is None:
             return {}
@@ -128,7 +128,7 @@ class Fields:
         return value
 
     def nested(self, name: str) -> Fields:
-        return Fields(self.object(name), self.path(name))
+        return Fields(self.mapping(name), self.path(name))
 
     def texts(self, name: str, *, most: int, longest: int) -> tuple[str, ...]:
         """One string or a list of them, each 1 to `longest` characters; absent is empty."""

@@ -188,7 +188,7 @@ def chat_prompt(fields: Fields) -> ChatPrompt:
         tools=tools if tools and _tools_offered(fields) else None,
         add_generation_prompt=add_generation,
         continue_final_message=continue_final,
-        template_kwargs=fields.object("chat_template_kwargs"),
+        template_kwargs=fields.mapping("chat_template_kwargs"),
     )
 
 
@@ -196,7 +196,7 @@ def _tools_offered(fields: Fields) -> bool:
     choice = fields.raw("tool_choice")
     if choice not in (None, "auto", "none"):
         raise unsupported("tool_choice", 'send "auto" or "none"')
-    return choice != "none"
+    return bool(choice != "none")
 
 
 def _message(message: dict[str, Any], index: int) -> dict[str, Any]:
