@@ -1,15 +1,152 @@
-"""The command line: one subcommand per job, each a thin call into a package."""
+"""The command line: one subcommand per job, each a thin call into a package that is imported only then."""
 
 from __future__ import annotations
 
+import difflib
+import importlib.util
+import os
 import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import NamedTuple
+
+from shared.settings import (
+    CompareSettings,
+    DoctorSettings,
+    ReplicaSettings,
+    RouterSettings,
+    RouteSettings,
+    SettingsError,
+    TopSettings,
+    UpSettings,
+    parse,
+)
+from shared.supervisor import die_with_parent
 
 __all__ = ["main"]
 
+_BAD_USAGE = 2
+_CANNOT_START = 1
 
-def main() -> int:
-    sys.stderr.write("warmroute: the commands are on their way\n")
-    return 2
+Arguments = Sequence[str]
+
+
+class _Command(NamedTuple):
+    run: Callable[[Arguments], int]
+    help: str
+
+
+def _up(argv: Arguments) -> int:
+    settings = parse(UpSettings, argv, os.environ, "warmroute up")
+    _require_engine(settings.engine)
+    from shared import local_cluster
+
+    return local_cluster.run(settings)
+
+
+def _router(argv: Arguments) -> int:
+    settings = parse(RouterSettings, argv, os.environ, "warmroute router")
+    from router import app
+
+    return app.run(settings)
+
+
+def _replica(argv: Arguments) -> int:
+    settings = parse(ReplicaSettings, argv, os.environ, "warmroute replica")
+    _require_engine(settings.engine)
+    from replica import server
+
+    return server.run(settings)
+
+
+def _compare(argv: Arguments) -> int:
+    settings = parse(CompareSettings, argv, os.environ, "warmroute compare")
+    _require_engine(settings.engine)
+    from loadtest import compare
+
+    return compare.run(settings)
+
+
+def _route(argv: Arguments) -> int:
+    settings = parse(RouteSettings, argv, os.environ, "warmroute route")
+    from router import console
+
+    return console.show_route(settings)
+
+
+def _top(argv: Arguments) -> int:
+    settings = parse(TopSettings, argv, os.environ, "warmroute top")
+    from router import console
+
+    return console.show_replicas(settings)
+
+
+def _doctor(argv: Arguments) -> int:
+    settings = parse(DoctorSettings, argv, os.environ, "warmroute doctor")
+    from shared import doctor
+
+    return doctor.run(settings)
+
+
+def _version(argv: Arguments) -> int:
+    if argv:
+        raise SettingsError("version takes no arguments")
+    sys.stdout.write(f"warmroute {version('warmroute')}\n")
+    return 0
+
+
+_COMMANDS = {
+    "up": _Command(_up, "start Redis, replicas and a router on this machine"),
+    "router": _Command(_router, "send each request where the least work is left to do"),
+    "replica": _Command(_replica, "serve one engine and its prefix cache"),
+    "compare": _Command(_compare, "run one workload against several policies, and report"),
+    "route": _Command(_route, "ask a running router where it would send a prompt, and why"),
+    "top": _Command(_top, "watch the replicas of a running router"),
+    "doctor": _Command(_doctor, "say what is found on this machine, and what to do"),
+    "version": _Command(_version, "print the version"),
+}
+
+
+def main(argv: Arguments | None = None) -> int:
+    """The exit code: 0 done, 1 could not, 2 wrong usage (one line on stderr says what)."""
+    die_with_parent()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        (sys.stdout if arguments else sys.stderr).write(_usage())
+        return 0 if arguments else _BAD_USAGE
+    name, *rest = arguments
+    if name == "--version":
+        name = "version"
+    command = _COMMANDS.get(name)
+    if command is None:
+        close = difflib.get_close_matches(name, _COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(_COMMANDS)}"
+        sys.stderr.write(f"warmroute: no command is called {name!r}; {hint}\n")
+        return _BAD_USAGE
+    try:
+        return command.run(rest)
+    except SettingsError as error:
+        sys.stderr.write(f"warmroute {name}: {error}\n")
+        return _BAD_USAGE
+    except _MissingPartError as error:
+        sys.stderr.write(f"warmroute {name}: {error}\n")
+        return _CANNOT_START
+
+
+class _MissingPartError(Exception):
+    """An optional dependency is not installed. The message says how to get it."""
+
+
+def _require_engine(engine: str) -> None:
+    # Looked for, not imported: torch takes seconds, and whoever needs it will import it.
+    if engine == "torch" and not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
+        raise _MissingPartError("--engine torch needs PyTorch: pip install 'warmroute[engine]' (or use --engine sim)")
+
+
+def _usage() -> str:
+    lines = ["usage: warmroute COMMAND [--help | FLAGS]", ""]
+    lines += [f"  {name:<9} {command.help}" for name, command in _COMMANDS.items()]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

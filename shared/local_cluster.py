@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
+from typing import Any
 from urllib.parse import urlsplit
 
 import redis
@@ -289,9 +290,10 @@ def _answers(url: str) -> bool:
 def _knows(router_url: str, replicas: int) -> bool:
     try:
         with _opener.open(router_url + "/replicas", timeout=_HTTP_SECONDS) as response:
-            listed = json.load(response)["replicas"]
+            listed: list[dict[str, Any]] = json.load(response)["replicas"]
     except urllib.error.HTTPError as error:
-        return error.code in (401, 403)  # not for us to see: /ready has to do
+        forbidden: bool = error.code in (401, 403)
+        return forbidden  # not for us to see: /ready has to do
     except (OSError, http.client.HTTPException, ValueError):
         return False
-    return sum(replica["state"] == "accepting" for replica in listed) >= replicas
+    return len([replica for replica in listed if replica["state"] == "accepting"]) >= replicas
