@@ -26,7 +26,7 @@ from shared.blocks import PublishedKey, checksum
 __all__ = ["BlockIndex", "HeldKeys", "HeldPrefix", "HeldTier"]
 
 _LOAD_KEYS = 1024
-_SWEEP_KEYS = 8192
+_SWEEP_KEYS = 4096
 """Keys between two pauses while a replica's keys are put in, or cleared up: about a millisecond of work."""
 _MAX_INTERNED = 1 << 16
 
@@ -235,6 +235,7 @@ class BlockIndex:
         """Slots retired meanwhile wait for the next round; keys stored meanwhile cannot have one of these."""
         for tier in (self._device, self._host):
             keys = list(tier)
+            yield
             for start in range(0, len(keys), _SWEEP_KEYS):
                 self._clear(tier, retired, keys[start : start + _SWEEP_KEYS])
                 yield

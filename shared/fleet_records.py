@@ -10,7 +10,7 @@ delta    a stream entry `<epoch>-<version>` with fields
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -102,10 +102,10 @@ class Delta(msgspec.Struct, frozen=True):
 
     epoch: int
     version: int
-    stored: list[PublishedKey] = []
-    removed: list[PublishedKey] = []
-    host_stored: list[PublishedKey] = []
-    host_removed: list[PublishedKey] = []
+    stored: Sequence[PublishedKey] = ()
+    removed: Sequence[PublishedKey] = ()
+    host_stored: Sequence[PublishedKey] = ()
+    host_removed: Sequence[PublishedKey] = ()
     count: int = 0
     checksum: int = 0
     host_count: int = 0
@@ -128,8 +128,8 @@ class Snapshot(NamedTuple):
     """All that one replica publishes, read at one instant. `last` is its newest log entry, lists left out."""
 
     record: ReplicaRecord
-    device_keys: list[PublishedKey]
-    host_keys: list[PublishedKey]
+    device_keys: Sequence[PublishedKey]
+    host_keys: Sequence[PublishedKey]
     last: Delta
 
 

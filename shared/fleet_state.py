@@ -313,7 +313,7 @@ class FleetState:
 
 def without_keys(delta: Delta) -> Delta:
     """Position, counts and checksums alone."""
-    return msgspec.structs.replace(delta, stored=[], removed=[], host_stored=[], host_removed=[])
+    return msgspec.structs.replace(delta, stored=(), removed=(), host_stored=(), host_removed=())
 
 
 @contextmanager
