@@ -58,7 +58,7 @@ def test_every_supported_field_arrives() -> None:
     assert request.include_usage
     assert request.routing.max_tokens == 7
     assert (request.temperature, request.top_p, request.top_k, request.seed) == (0.0, 0.5, 3, -5)
-    assert (request.stop, request.stop_token_ids, request.ignore_eos) == (("END",), {4, 5}, True)
+    assert (request.stop, request.stop_token_ids, request.ignore_eos) == (("END",), frozenset({4, 5}), True)
     assert (request.routing.user, request.routing.session) == ("u", "s")
 
 

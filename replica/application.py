@@ -1,0 +1,253 @@
+"""The replica's HTTP: paths, headers, streams, and errors in the dialect of the path.
+
+Handlers are cancelled when their client goes, at whatever await they are; the answer they read is then aborted on the
+way out. A stream's headers go out with its first token, so that they can tell how much of the prompt was cached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from replica.answer import Answer, Part
+from replica.metrics import ReplicaMetrics
+from replica.responses import Response, response_of
+from replica.service import Service
+from shared.api import GENERATION_PATHS, ApiError, dialect_of, parse_generation, parse_tokenize
+from shared.api_errors import (
+    body_too_large,
+    internal_error,
+    method_not_allowed,
+    not_ready,
+    path_not_found,
+    shutting_down,
+)
+
+__all__ = ["ReplicaApplication"]
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_REQUEST_ID = web.RequestKey("request_id", str)
+_FAILURE = web.RequestKey("failure", ApiError)
+"""Why a stream that had begun was broken off."""
+
+_logger = logging.getLogger(__name__)
+
+
+class ReplicaApplication:
+    """`service` is None while the model loads; everything but `/health`, `/version` and `/metrics` is 503 till then."""
+
+    def __init__(self, replica_id: str, version: str, metrics: ReplicaMetrics, max_body_bytes: int) -> None:
+        self.service: Service | None = None
+        self._replica_id = replica_id
+        self._version = version
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+        self._started_at = int(time.time())
+
+    def build(self) -> web.Application:
+        application = web.Application(middlewares=[self._answer_errors], client_max_size=self._max_body_bytes)
+        application.on_response_prepare.append(self._add_headers)
+        application.add_routes(
+            [
+                *(web.post(path, self._generate) for path in GENERATION_PATHS),
+                web.get("/v1/models", self._models),
+                web.post("/tokenize", self._tokenize),
+                web.get("/health", self._health),
+                web.get("/ready", self._ready),
+                web.get("/metrics", self._render_metrics),
+                web.get("/version", self._show_version),
+                web.get("/cache", self._describe_cache),
+                web.post("/reset_prefix_cache", self._reset_prefix_cache),
+            ]
+        )
+        return application
+
+    def _loaded(self) -> Service:
+        if self.service is None:
+            raise not_ready("the model is still loading: wait until /ready answers 200")
+        return self.service
+
+    def _serving(self) -> Service:
+        service = self._loaded()
+        if service.draining:
+            raise shutting_down()
+        return service
+
+    # -- generation ------------------------------------------------------------------------------------------------
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        service = self._serving()
+        parsed = parse_generation(request.path, await request.read())
+        service.check_model(parsed.routing.model)
+        encoded = await service.encode(parsed.routing.prompt)
+        shape = response_of(
+            request.path, request[_REQUEST_ID], service.model.name, int(time.time()), parsed.include_usage
+        )
+        with service.answer(parsed, encoded, request.headers.get("x-warmroute-tenant", "")) as answer:
+            first = await answer.next()
+            if first.finish is not None and (failure := first.finish.failure) is not None:
+                raise failure
+            if parsed.routing.stream:
+                return await _stream(request, answer, first, shape)
+            return await _whole(answer, first, shape)
+
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        service = self._loaded()
+        parsed = parse_tokenize(await request.read())
+        service.check_model(parsed.model or service.model.name)
+        encoded = await service.encode(parsed.prompt)
+        return _json(
+            {
+                "tokens": encoded.token_ids,
+                "count": encoded.token_count,
+                "max_model_len": service.model.context_tokens,
+            }
+        )
+
+    # -- what there is and how it is doing ---------------------------------------------------------------------------
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        model = self._loaded().model
+        card = {
+            "id": model.name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "warmroute",
+            "max_model_len": model.context_tokens,
+        }
+        return _json({"object": "list", "data": [card]})
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        if self.service is not None and not self.service.engine.alive:
+            raise ApiError(500, "engine_dead", "the engine's thread has ended: restart this replica")
+        return _json({"status": "ok"})
+
+    async def _ready(self, request: web.Request) -> web.StreamResponse:
+        self._serving()
+        return _json({"status": "ready"})
+
+    async def _render_metrics(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _show_version(self, request: web.Request) -> web.StreamResponse:
+        return _json({"version": self._version})
+
+    async def _describe_cache(self, request: web.Request) -> web.StreamResponse:
+        description = await asyncio.wrap_future(self._loaded().engine.describe())
+        return _json(description)
+
+    async def _reset_prefix_cache(self, request: web.Request) -> web.StreamResponse:
+        result = await asyncio.wrap_future(self._loaded().engine.reset_prefix_cache())
+        return _json(result._asdict())
+
+    # -- around every request ----------------------------------------------------------------------------------------
+
+    async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["x-request-id"] = request[_REQUEST_ID]
+        response.headers["x-warmroute-replica"] = self._replica_id
+
+    @web.middleware
+    async def _answer_errors(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        request[_REQUEST_ID] = _request_id(request)
+        outcome = "aborted"
+        try:
+            response = await handler(request)
+            outcome = failure.code if (failure := request.get(_FAILURE)) is not None else "ok"
+            return response
+        except ConnectionResetError:  # while writing: nobody is there to be told
+            raise
+        except Exception as raised:
+            error = self._api_error(raised, request)
+            outcome = error.code
+            return _error_response(error, request)
+        finally:
+            if request.path in GENERATION_PATHS:
+                self._metrics.count(request.path, outcome)
+
+    def _api_error(self, raised: Exception, request: web.Request) -> ApiError:
+        match raised:
+            case ApiError():
+                return raised
+            case web.HTTPRequestEntityTooLarge():
+                return body_too_large(self._max_body_bytes)
+            case web.HTTPMethodNotAllowed():
+                return method_not_allowed(raised.method, raised.allowed_methods)
+            case web.HTTPNotFound():
+                return path_not_found(request.path)
+            case web.RequestPayloadError():
+                return ApiError(400, "invalid_body", f"the request body cannot be read: {raised}")
+            case _:
+                _logger.error("a request failed: %s %s", request.method, request.path, exc_info=raised)
+                return internal_error()
+
+
+async def _whole(answer: Answer, first: Part, shape: Response) -> web.Response:
+    texts, finish = [first.text], first.finish
+    while finish is None:
+        part = await answer.next()
+        texts.append(part.text)
+        finish = part.finish
+    if (failure := finish.failure) is not None:
+        raise failure
+    response = _json_bytes(shape.whole("".join(texts), finish, answer.usage))
+    response.headers["x-warmroute-cached-tokens"] = str(answer.usage.cached_tokens)
+    return response
+
+
+async def _stream(request: web.Request, answer: Answer, part: Part, shape: Response) -> web.StreamResponse:
+    """One write for each part; while the client is slow, parts grow instead of waiting one behind the other."""
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+            "x-warmroute-cached-tokens": str(answer.usage.cached_tokens),
+        }
+    )
+    await response.prepare(request)
+    frames = shape.opening(answer.usage)
+    while True:
+        if part.text:
+            frames += shape.delta(part.text)
+        if part.finish is not None:
+            break
+        if frames:
+            await response.write(frames)
+        part, frames = await answer.next(), b""
+    if (failure := part.finish.failure) is not None:
+        request[_FAILURE] = failure
+        await response.write(frames + shape.failure(failure))
+    else:
+        await response.write(frames + shape.closing(part.finish, answer.usage))
+    await response.write_eof()
+    return response
+
+
+def _request_id(request: web.Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    return given if _SANE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _error_response(error: ApiError, request: web.Request) -> web.Response:
+    body = error.body(dialect_of(request.path), request[_REQUEST_ID])
+    response = _json_bytes(body, error.status)
+    response.headers.update(error.headers())
+    return response
+
+
+def _json(document: object) -> web.Response:
+    return _json_bytes(msgspec.json.encode(document))
+
+
+def _json_bytes(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json")

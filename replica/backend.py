@@ -1,0 +1,64 @@
+"""What sits in the engine's seat, by `--engine`: a runner and what must be known of its model.
+
+Loading takes seconds and more: call it in a thread. Torch is imported only where it is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from replica.runner import Runner
+from shared.fleet_records import CostCoefficients
+from shared.settings import ReplicaSettings
+from shared.tokenizer_bundle import TokenizerBundle
+
+__all__ = ["Backend", "BackendError", "load_backend"]
+
+_SIMULATED_BLOCKS = 4096
+_SIMULATED_CONTEXT_TOKENS = 16_384
+
+
+class BackendError(Exception):
+    """The engine can not be set up like this. One line for the user, which says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    runner: Runner
+    bundle: TokenizerBundle
+    weights_id: str
+    """Engines with equal ids compute equal KV."""
+    context_tokens: int
+    eos_token_ids: frozenset[int]
+    replica_class: str
+    """Replicas of one class take the same time for the same work."""
+    cost: CostCoefficients | None = None
+    """Where it is known beforehand."""
+
+
+def load_backend(settings: ReplicaSettings) -> Backend:
+    """Raises BackendError."""
+    return _simulated(settings) if settings.engine == "sim" else _torch(settings)  # noqa: F821
+
+
+def _simulated(settings: ReplicaSettings) -> Backend:
+    from replica.simulated_runner import SimulatedCost, SimulatedRunner
+    from replica.tiny_tokenizer import END, SPECIAL_TOKENS, tiny_bundle, word_token_ids
+
+    if settings.model != "tiny":
+        raise BackendError(f"--engine sim plays the model tiny only, not {settings.model!r}")
+    cost = SimulatedCost(
+        base_seconds=settings.sim_base_seconds,
+        per_token_seconds=settings.sim_per_token_seconds,
+        per_token_context_seconds=settings.sim_per_token_context_seconds,
+        per_decode_seconds=settings.sim_per_decode_seconds,
+    )
+    return Backend(
+        runner=SimulatedRunner(settings.blocks or _SIMULATED_BLOCKS, settings.block_size, cost, word_token_ids()),
+        bundle=tiny_bundle(),
+        weights_id="simulated",
+        context_tokens=_SIMULATED_CONTEXT_TOKENS,
+        eos_token_ids=frozenset({SPECIAL_TOKENS.index(END)}),
+        replica_class=f"tiny/sim/{cost}",
+        cost=CostCoefficients(cost.base_seconds, cost.per_token_seconds, cost.per_token_context_seconds),
+    )
