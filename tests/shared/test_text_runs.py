@@ -1,0 +1,76 @@
+"""Cutting a text never changes its token ids, whatever the tokenizer does around a cut."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from shared.text_runs import TextRuns
+from tests.shared.tokenizers_for_tests import SPECIAL_TOKENS, TOKENIZERS, byte_level
+
+_PIECES = st.one_of(
+    st.sampled_from(
+        [
+            *SPECIAL_TOKENS,
+            *("<left>", "<right>", "<word>", "whole", "<|im", "later", "Fox", "hello", "HELLO", "wholesome"),
+            *(
+                " ",
+                "  ",
+                "\n",
+                "\n\n",
+                "\u00a0",
+                "\u3000",
+                "x",
+                "_",
+                "the ",
+                "don't",
+                "▁",
+                "<",
+                "|>",
+                "<|im_",
+                "é",
+                "\u0301",
+            ),
+        ]
+    ),
+    st.text(max_size=6),
+)
+
+
+@cache
+def _tokenizer(name: str) -> Tokenizer:
+    return TOKENIZERS[name]()
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(pieces=st.lists(_PIECES, max_size=16))
+@settings(max_examples=150, deadline=None)
+def test_runs_encoded_one_by_one_give_the_ids_of_the_whole(name: str, pieces: list[str]) -> None:
+    tokenizer = _tokenizer(name)
+    text = "".join(pieces)
+    runs = TextRuns(tokenizer, min_run_characters=1).split(text)
+    assert "".join(runs) == text
+    assert [token for run in runs for token in _ids(tokenizer, run)] == _ids(tokenizer, text)
+
+
+def test_a_conversation_that_grows_keeps_all_runs_but_the_last() -> None:
+    runs = TextRuns(byte_level())
+    turns = [f"<|im_start|>user\n{'word ' * 100}{number}<|im_end|>\n" for number in range(40)]
+    before, after = runs.split("".join(turns[:30])), runs.split("".join(turns))
+    assert len(before) > 10
+    assert after[: len(before) - 1] == before[:-1]
+
+
+def test_a_tokenizer_without_added_tokens_gives_one_run() -> None:
+    from tokenizers import models
+
+    assert TextRuns(Tokenizer(models.BPE())).split("<s>" * 2000) == ["<s>" * 2000]
+    assert TextRuns(byte_level()).split("") == []
