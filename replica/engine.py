@@ -219,6 +219,7 @@ class Engine:
             return self._inbox.get(timeout=_QUIET_SECONDS)
         except Empty:
             self._check_when_idle()
+            self._tell()
             return self._inbox.get()
 
     def _obey(self, command: Callable[[], None]) -> None:
@@ -232,6 +233,7 @@ class Engine:
         try:
             chunks = self._scheduler.schedule()
             assert chunks, "there is work, but none can be done"
+            self._state = self._look()  # a step may be long
             result = self._runner.execute(chunks)
             progress = self._scheduler.commit(chunks, result)
         except Exception as error:
