@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -80,7 +81,7 @@ class _Usage(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 class ChatClient:
@@ -138,7 +139,7 @@ class ChatClient:
 
     def _take(self, chunk: _Chunk, answer: Answer, now: float) -> None:
         if chunk.error is not None:
-            raise RequestFailedError(_short(bytes(chunk.error)))
+            raise RequestFailedError(_short(msgspec.json.encode(chunk.error)))
         for choice in chunk.choices:
             answer.text += choice.delta.content or ""
             if choice.delta.content or choice.finish_reason:

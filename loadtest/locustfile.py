@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.request import urlopen
 
 import gevent
 import msgspec
 from locust import User, between, events, task
 from locust.argument_parser import LocustArgumentParser
+from locust.exception import StopUser
 
 from loadtest.chat_client import Answer, ChatClient, ChatRequest, RequestFailedError
 from loadtest.records import RequestRecord, append_record, unsent
@@ -31,6 +33,7 @@ from loadtest.workloads import SHAPES, Plan, Session, Workload
 
 _HEAD_START_SECONDS = 0.2
 _numbers = itertools.count()
+_logger = logging.getLogger(__name__)
 
 
 @events.init_command_line_parser.add_listener
@@ -49,15 +52,26 @@ class Talker(User):
     """Plays the plan, if there is one; else holds one conversation after the other."""
 
     wait_time = between(0.5, 2.0)
+    _records: IO[bytes] | None = None
 
     def on_start(self) -> None:
+        try:
+            self._prepare()
+        except (OSError, ValueError) as error:
+            _logger.error("cannot send requests: %s", error)
+            self._quit()
+            raise StopUser from error
+
+    def _prepare(self) -> None:
         options = self.environment.parsed_options
         host = self.host or self.environment.host
         if options is None or not host:
-            raise ValueError("Say where to send requests: --host http://127.0.0.1:8000")
+            raise ValueError("say where to send them: --host http://127.0.0.1:8000")
         self._client = ChatClient(host, options.request_timeout)
         self._model = options.model or _first_model(host)
-        self._records = Path(options.records).open("ab") if options.records else None  # noqa: SIM115 (closed in on_stop)
+        self._plan = msgspec.json.decode(Path(options.plan).read_bytes(), type=Plan) if options.plan else None
+        self._workload = Workload(options.workload, SHAPES[options.workload], options.seed)
+        self._records = Path(options.records).open("ab") if options.records else None  # noqa: SIM115 (until on_stop)
         self._start = time.perf_counter() + _HEAD_START_SECONDS
 
     def on_stop(self) -> None:
@@ -66,20 +80,18 @@ class Talker(User):
 
     @task
     def talk(self) -> None:
-        options = self.environment.parsed_options
-        assert options is not None, "on_start has checked it"
-        if options.plan:
-            plan = msgspec.json.decode(Path(options.plan).read_bytes(), type=Plan)
-            self._name = plan.workload
-            gevent.joinall([gevent.spawn(self._play, session) for session in plan.schedule()])
-            runner = self.environment.runner
-            assert runner is not None, "a user runs in a runner"
-            gevent.spawn(runner.quit)
-            gevent.sleep(_HEAD_START_SECONDS)
-        else:
-            self._name = options.workload
-            workload = Workload(options.workload, SHAPES[options.workload], options.seed)
-            self._converse(workload.session(next(_numbers)))
+        if self._plan is None:
+            self._converse(self._workload.session(next(_numbers)))
+            return
+        gevent.joinall([gevent.spawn(self._play, session) for session in self._plan.schedule()])
+        self._quit()
+        raise StopUser
+
+    def _quit(self) -> None:
+        """End Locust; not by this greenlet, which ends with it."""
+        runner = self.environment.runner
+        assert runner is not None, "a user runs in a runner"
+        gevent.spawn(runner.quit)
 
     def _play(self, session: Session) -> None:
         """Every turn at its scheduled time, or as soon as the answer before it is there."""
@@ -136,8 +148,9 @@ class Talker(User):
             self._fire("E2E", 0.0, RequestFailedError(record.error, record.status))
 
     def _fire(self, metric: str, value: float, failure: Exception | None) -> None:
+        name = self._plan.workload if self._plan else self._workload.name
         self.environment.events.request.fire(
-            request_type=metric, name=self._name, response_time=value, response_length=0, exception=failure, context={}
+            request_type=metric, name=name, response_time=value, response_length=0, exception=failure, context={}
         )
 
     def _encode(self, session: Session, answers: list[str]) -> bytes:
