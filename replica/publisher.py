@@ -114,6 +114,7 @@ class Publisher:
         self._queue: deque[tuple[CacheEvents, CacheEvents | None]] = deque()
         self._device = _Tier()
         self._host = _Tier()
+        self._replica_id = ""
         self._position = LogPosition(0, 0)
         self._current = False
         self._state = "joining"
@@ -154,7 +155,7 @@ class Publisher:
         self._task = self._loop.create_task(self._run(), name="publisher")
 
     async def stop(self) -> None:
-        """Leave the fleet: the record goes, and all that was published. Within the time one call to Redis may take."""
+        """Leave the fleet: say goodbye, and take back all that was published. Within the time of one call to Redis."""
         if self._task is None:
             return
         self._task.cancel()
@@ -163,7 +164,7 @@ class Publisher:
         self._task = None
         if self._state != "away":
             with suppress(FleetStateUnavailable):
-                await self._fleet_state.withdraw(self._record_source().id)
+                await self._fleet_state.withdraw(self._record_source())
 
     def _wake_up(self) -> None:
         # One wake-up per pass of the task however many steps come: `_woken` goes down before the queue is emptied.
@@ -218,6 +219,7 @@ class Publisher:
 
     async def _republish(self) -> None:
         record = self._record_source()
+        self._replica_id = record.id
         last = await self._fleet_state.last_log_position(record.id)
         # Larger than any epoch seen under our name, so that a follower sees us come; nonsense is not followed upwards.
         seen = max(self._position.epoch, last.epoch if last and last.epoch < _MAX_EPOCH else 0)
@@ -240,7 +242,7 @@ class Publisher:
         if stored or removed or host_stored or host_removed:
             self._position = LogPosition(self._position.epoch, self._position.version + 1)
             delta = self._delta(stored, removed, host_stored, host_removed)
-            self._compare(await self._fleet_state.publish(self._record_source().id, delta))
+            self._compare(await self._fleet_state.publish(self._replica_id, delta))
 
     async def _renew(self) -> None:
         self._renew_at = self._clock() + RENEW_SECONDS

@@ -35,7 +35,8 @@ __all__ = [
     "encode_record",
 ]
 
-ReplicaState = Literal["accepting", "draining"]
+ReplicaState = Literal["accepting", "draining", "gone"]
+"""`gone` is a goodbye, left for one lease: without it, a replica that Redis merely lost would look the same."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]

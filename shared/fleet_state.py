@@ -160,11 +160,13 @@ class FleetState:
         with _unavailable():
             return _last_position(await _answer(self._redis.xrevrange(self._key("log", replica_id), count=1)))
 
-    async def withdraw(self, replica_id: str) -> None:
-        """Leave nothing behind."""
+    async def withdraw(self, record: ReplicaRecord) -> None:
+        """Leave nothing behind but a goodbye, which runs out with the lease."""
+        goodbye = encode_record(msgspec.structs.replace(record, state="gone"), self._secret)
         async with self._transaction() as pipe:
-            pipe.srem(self._prefix + "replicas", replica_id)
-            pipe.delete(*(self._key(kind, replica_id) for kind in ("replica", "blocks", "host", "log")))
+            pipe.srem(self._prefix + "replicas", record.id)
+            pipe.delete(*(self._key(kind, record.id) for kind in ("blocks", "host", "log")))
+            pipe.set(self._key("replica", record.id), goodbye, px=int(LEASE_SECONDS * 1000))
             await _execute(pipe)
 
     # What a router reads

@@ -204,11 +204,13 @@ async def test_a_new_process_under_an_old_name_takes_over_what_the_dead_one_left
         assert publisher.position.epoch > ahead.epoch
 
 
-async def test_stopping_leaves_nothing_but_the_tokenizer(redis_url: str, client: Any) -> None:
+async def test_stopping_leaves_nothing_but_a_goodbye_and_the_tokenizer(redis_url: str, client: Any) -> None:
     async with publishing(redis_url) as publisher:
         publisher.offer(CacheEvents(blocks(1), []))
         await eventually(lambda: stored_in(client) == {1})
-    assert client.keys() == [b"warmroute:{default}:tokenizer:digest"]
+    assert set(client.keys()) == {b"warmroute:{default}:tokenizer:digest", b"warmroute:{default}:replica:r1"}
+    assert b'"state":"gone"' in client.get("warmroute:{default}:replica:r1")
+    assert 0 < client.pttl("warmroute:{default}:replica:r1") <= 5000
 
 
 async def test_a_replica_without_redis_serves_on_and_joins_when_it_comes(caplog: pytest.LogCaptureFixture) -> None:
