@@ -4,7 +4,7 @@ A session opens with messages that many sessions share (a system prompt, worked 
 k + 1 contains the answer to turn k. Arrivals are scheduled beforehand (`schedule`), so a slow server meets the same
 arrivals as a fast one.
 
-    chat            few system prompts; conversations that grow turn by turn, `open_sessions` of them at any time
+    chat            conversations that grow turn by turn, `open_sessions` of them at any time
     shared-prefix   few long system prompts, one short question each
     few-shot        few tasks with worked examples, one short input each
     rag             a question behind three documents; popular documents are asked about more often
@@ -59,7 +59,7 @@ class Shape:
 
 
 SHAPES = {
-    "chat": Shape(groups=2, opening_words=120, turns=8, turn_words=60, max_tokens=24, open_sessions=12),
+    "chat": Shape(groups=64, opening_words=300, turns=10, turn_words=40, max_tokens=16, open_sessions=12),
     "shared-prefix": Shape(groups=8, opening_words=800, turns=1, turn_words=40, max_tokens=16),
     "few-shot": Shape(groups=6, opening_words=600, turns=1, turn_words=30, max_tokens=8),
     "rag": Shape(groups=24, opening_words=300, turns=1, turn_words=24, max_tokens=24),

@@ -1,0 +1,91 @@
+"""`warmroute compare` as a user runs it, on a real cluster of simulated engines."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.helpers import wait_until
+
+SMALL = ["--engine", "sim", "--replicas", "2", "--rate", "25", "--requests", "50", "--repeats", "1", "--blocks", "120"]
+SMALL += ["--opening-words", "100", "--open-sessions", "6", "--turns", "5", "--max-tokens", "8", "--log-level", "error"]
+
+
+def compare(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "warmroute", "compare", "--out", str(out), *SMALL, *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    out = tmp_path_factory.mktemp("compare")
+    return compare(out), out
+
+
+@pytest.fixture(scope="module")
+def results(finished: tuple[subprocess.CompletedProcess[str], Path]) -> dict[str, Any]:
+    done, out = finished
+    assert (out / "results.json").exists(), done.stderr
+    loaded: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return loaded
+
+
+def test_every_request_is_answered_and_every_prompt_is_explained(results: dict[str, Any]) -> None:
+    assert results["policies"].keys() == {"cache-aware", "round-robin"}
+    for policy in results["policies"].values():
+        assert (policy["requests"], policy["failed"]) == (50, 0)
+        assert [run["unexplained_prompts"] for run in policy["repeats"]] == [0]
+        assert sum(share["requests"] for share in policy["replicas"].values()) == 50
+
+
+def test_cache_aware_comes_near_the_ideal_and_nothing_exceeds_it(results: dict[str, Any]) -> None:
+    ours, theirs = results["policies"]["cache-aware"], results["policies"]["round-robin"]
+    assert ours["hit_rate"] <= ours["ideal_hit_rate"]
+    assert theirs["hit_rate"] <= theirs["ideal_hit_rate"]
+    assert ours["hit_rate"] > 1.2 * theirs["hit_rate"]
+    assert ours["hit_rate"] > 0.8 * ours["ideal_hit_rate"]
+
+
+def test_both_policies_met_the_same_ideal_because_they_met_the_same_prompts(results: dict[str, Any]) -> None:
+    ideals = [policy["ideal_hit_rate"] for policy in results["policies"].values()]
+    assert ideals[0] == pytest.approx(ideals[1], abs=0.02)  # only the order in which prompts were sent may differ
+
+
+def test_the_table_the_report_and_the_exit_code_say_so(
+    finished: tuple[subprocess.CompletedProcess[str], Path], results: dict[str, Any]
+) -> None:
+    done, out = finished
+    assert done.returncode == (0 if all(p["valid_repeats"] for p in results["policies"].values()) else 1)
+    assert "round-robin" in done.stdout
+    assert f"report: {out / 'report.html'}" in done.stdout
+    assert "<svg" in (out / "report.html").read_text()
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unusable_model_ends_it_with_one_clear_line(tmp_path: Path) -> None:
+    done = compare(tmp_path, "--model", "no-such-model")
+    assert done.returncode == 1
+    assert "no-such-model" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_a_stop_in_the_middle_leaves_nothing_running(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "warmroute", "compare", "--out", str(tmp_path), *SMALL, "--requests", "5000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        records = tmp_path / "runs" / "cache-aware-1" / "records.jsonl"
+        wait_until(lambda: records.exists() and records.stat().st_size > 0, 60, "the first answer")
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert len(started) >= 4, "two replicas, a router, a load generator"
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    wait_until(lambda: not any(program.is_running() for program in started), 10, "the end of every program")
