@@ -126,6 +126,7 @@ class Publisher:
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._woken = False
+        self._stopping = False
         self.republished = 0
         """Times that all was published as a new epoch, the first included."""
 
@@ -158,6 +159,7 @@ class Publisher:
         """Leave the fleet: say goodbye, and take back all that was published. Within the time of one call to Redis."""
         if self._task is None:
             return
+        self._stopping = True  # a client library may swallow the cancellation
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -174,7 +176,7 @@ class Publisher:
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     async def _run(self) -> None:
-        while True:
+        while not self._stopping:
             self._drain()
             try:
                 if not self._current and self._clock() >= self._retry_at:
