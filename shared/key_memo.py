@@ -46,6 +46,13 @@ class KeyMemo:
     def __init__(self, max_bytes: int) -> None:
         self._steps: ByteLru[tuple[int, _State, int], _Step] = ByteLru(max_bytes)
 
+    @property
+    def used_bytes(self) -> int:
+        return self._steps.used_bytes
+
+    def check_integrity(self) -> None:
+        self._steps.check_integrity()
+
     def keys(self, runs: Iterable[Run], root: BlockKey, block_size: int) -> list[PublishedKey]:
         """Equal to the published `block_keys` of all the tokens."""
         keys: list[int] = []

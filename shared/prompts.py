@@ -48,6 +48,11 @@ _DEFAULT_MEMO_BYTES = 256 * 2**20
 _TOKENS_PER_RUN = 2048
 _RUN_OVERHEAD_BYTES = 400
 _GOLDEN_TEXT = "Warm prefixes route well: naïve café, 東京, 🙂 42.\n\n"
+_GOLDEN_MESSAGES = (
+    {"role": "user", "content": f" {_GOLDEN_TEXT}"},
+    {"role": "assistant", "content": "<think>\nWhy?\n</think>\n\nBecause. "},
+    {"role": "user", "content": _GOLDEN_TEXT},
+)
 _GOLDEN_DATE = datetime(2025, 1, 2, 3, 4, 5)
 _PROBES = 48
 _HARD_TEXTS = (
@@ -130,6 +135,9 @@ class PromptEncoder:
         self.bundle = bundle
         self.tokenizer = _load_tokenizer(bundle.tokenizer_json)
         self.vocabulary_size = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.special_ids = frozenset(
+            index for index, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
+        )
         self._template = (
             None if bundle.chat_template is None else ChatTemplate(bundle.chat_template, bundle.special_tokens)
         )
@@ -178,21 +186,31 @@ class PromptEncoder:
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def incremental_decoder(self, *, skip_special_tokens: bool = True) -> IncrementalDecoder:
-        return IncrementalDecoder(self.tokenizer, skip_special_tokens=skip_special_tokens)
+        return IncrementalDecoder(self.tokenizer, self.special_ids if skip_special_tokens else frozenset())
+
+    @property
+    def memo_bytes_used(self) -> int:
+        return self._runs.used_bytes + self._key_memo.used_bytes
+
+    def check_integrity(self) -> None:
+        self._runs.check_integrity()
+        self._key_memo.check_integrity()
 
     def golden_prompt_key(self, root: BlockKey, block_size: int) -> str:
         """The last block key of a fixed prompt through template and tokenizer, in hex: two sides that differ anywhere
-        between a message and its keys differ here. The date is fixed; only times of day may differ later."""
-        ids = self._tokenize(self._golden_text(_GOLDEN_TEXT * block_size), special_tokens=False)
+        between a message and its keys most likely differ here."""
+        ids = self._tokenize(self.golden_text(block_size), special_tokens=False)
         return block_keys(root, ids, block_size)[-1].hex()
 
-    def _golden_text(self, text: str) -> str:
+    def golden_text(self, block_size: int) -> str:
+        """A conversation, then text for at least one more block, so that all of the conversation is in the keys."""
+        filling = _GOLDEN_TEXT * block_size
         if self._template is None:
-            return text
+            return filling
         try:
-            return text + self._template.render([{"role": "user", "content": text}], now=_GOLDEN_DATE)
+            return self._template.render(_GOLDEN_MESSAGES, now=_GOLDEN_DATE) + filling
         except PromptError as refusal:
-            return text + refusal.message  # a template that takes no such message says so on both sides
+            return refusal.message + filling  # a template that takes no such messages says so on both sides
 
     def _render(self, prompt: ChatPrompt) -> str:
         if self._template is None:

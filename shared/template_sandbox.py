@@ -3,7 +3,7 @@
 A chat template comes with a model and runs on the router's event loop. Here each loop iteration, call and filter is
 a step, each string that is built counts its characters, and one rendering has a budget of both; a single operation
 that would size a text by a huge number or by the product of two long texts is refused beforehand. A template that
-runs away ends with RunawayTemplateError, within a second or two.
+runs away ends with RunawayTemplateError, within a second or so.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 __all__ = ["RunawayTemplateError", "TemplateSandbox"]
 
 _MAX_STEPS = 1_000_000
+_CALL_STEPS = 5
 _MAX_CHARACTERS = 256 * 2**20
 _MAX_PRODUCT = 2**30
 _MAX_EXPONENT = 64
@@ -98,6 +99,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             args = tuple(__self.metered_items(items) for items in args)
         elif __obj is not __self.globals["range"]:
             _refuse_huge(getattr(__obj, "__self__", None), *args, *kwargs.values())
+        _spend(_CALL_STEPS)
         return _spend_for(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
