@@ -164,8 +164,8 @@ class ReplicaApplication:
             response = await handler(request)
             outcome = failure.code if (failure := request.get(_FAILURE)) is not None else "ok"
             return response
-        except ConnectionResetError:  # while writing: nobody is there to be told
-            raise
+        except ConnectionResetError:  # while writing
+            return web.Response()  # that nobody reads
         except Exception as raised:
             error = self._api_error(raised, request)
             outcome = error.code

@@ -34,7 +34,7 @@ async def serving(**settings: Any) -> AsyncIterator[tuple[ReplicaServer, aiohttp
     await server.listen()
     try:
         await server.load()
-        async with aiohttp.ClientSession(server.url) as client:
+        async with aiohttp.ClientSession(server.url, connector=aiohttp.TCPConnector(limit=0)) as client:
             yield server, client
     finally:
         await server.stop(grace_seconds=0)
