@@ -71,7 +71,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         self.filters = {name: _metered(function) for name, function in self.filters.items()}
         self.filters["tojson"] = _metered(_to_json)
-        self.filters["metered"] = _spend_for
+        self.filters |= {"metered": _spend_for, "metered_items": _metered_items}
         self.globals = {name: value for name, value in self.globals.items() if name not in _ASK_TO_GROW}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
@@ -87,16 +87,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         finally:
             _budget.reset(token)
 
-    def metered_items(self, items: Iterable[Any]) -> Iterable[Any]:
-        """What every `for` of a template goes through: sized collections pay at once, others as they go."""
-        if isinstance(items, Sized):
-            _spend(len(items))
-            return items
-        return _metered_iterator(iter(items))
-
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         if isinstance(__obj, LoopContext):
-            args = tuple(__self.metered_items(items) for items in args)
+            args = tuple(_metered_items(items) for items in args)
         elif __obj is not __self.globals["range"]:
             _refuse_huge(getattr(__obj, "__self__", None), *args, *kwargs.values())
         _spend(_CALL_STEPS)
@@ -121,7 +114,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
     ) -> str:
         for loop in list(source.find_all(nodes.For)):
-            loop.iter = nodes.Call(nodes.EnvironmentAttribute("metered_items"), [loop.iter], [], None, None)
+            loop.iter = nodes.Filter(loop.iter, "metered_items", [], [], None, None)
         for block in list(source.find_all(nodes.AssignBlock)):
             block.filter = nodes.Filter(block.filter, "metered", [], [], None, None)
         for parent in list(source.find_all(nodes.Node)):
@@ -153,6 +146,14 @@ def _spend(steps: int, characters: int = 0) -> None:
 def _spend_for(result: Any) -> Any:
     _spend(1, len(result) if isinstance(result, str | list | tuple) else 0)
     return result
+
+
+def _metered_items(items: Iterable[Any]) -> Iterable[Any]:
+    """What every `for` goes through: sized collections pay at once, others as they go."""
+    if isinstance(items, Sized):
+        _spend(len(items))
+        return items
+    return _metered_iterator(iter(items))
 
 
 def _metered_iterator(items: Iterator[Any]) -> Iterator[Any]:

@@ -1,0 +1,60 @@
+"""One line per event, whatever is in it."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from shared.telemetry import fields, set_up_logging
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    set_up_logging("info", "warmroute test")
+    yield stderr
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_an_event_is_one_line_with_its_fields(lines: io.StringIO) -> None:
+    logging.getLogger("router.follower").info("replica joined", extra=fields(id="r 1", blocks=8, age=0.25, empty=""))
+    expected = (
+        r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info router\.follower: replica joined id="r 1" blocks=8 age=0.25'
+    )
+    assert re.fullmatch(expected + ' empty=""\n', lines.getvalue())
+
+
+def test_no_value_can_forge_a_second_line(lines: io.StringIO) -> None:
+    logging.getLogger("x").info("got %s", "a\nb", extra=fields(header='x"\r\n2026-01-01 info x: forged\u2028\x1b[31m'))
+    assert len(lines.getvalue().splitlines()) == 1
+    assert "\x1b" not in lines.getvalue()
+
+
+def test_a_traceback_stays_on_the_line_of_its_event(lines: io.StringIO) -> None:
+    try:
+        raise ValueError("first\nsecond")
+    except ValueError:
+        logging.getLogger("x").exception("failed")
+    assert len(lines.getvalue().splitlines()) == 1
+    assert "ValueError: first" in lines.getvalue()
+
+
+def test_endless_values_are_cut(lines: io.StringIO) -> None:
+    logging.getLogger("x").info("m" * 10**5, extra=fields(value="v" * 10**5))
+    assert len(lines.getvalue()) < 10_000
+
+
+def test_what_is_below_the_level_or_a_librarys_small_talk_is_not_told(lines: io.StringIO) -> None:
+    logging.getLogger("x").debug("no")
+    logging.getLogger("aiohttp.access").info("no")
+    assert lines.getvalue() == ""
