@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -190,7 +191,7 @@ def _write(out: Path, results: Results, runs: dict[str, list[Run]]) -> None:
 
 def _show(results: Results, out: Path) -> None:
     stdout = Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH)
-    table = Table(title_justify="left", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy")
     for column in COLUMNS:
         table.add_column(column, justify="right")

@@ -89,5 +89,5 @@ def _times(ratio: Ratio) -> str:
 def _range(values: list[float], form: str) -> str:
     if len(values) < 2:
         return ""
-    low, high = form.format(min(values)), form.format(max(values))
-    return f"{low.split()[0]}\N{EN DASH}{high.split()[0]}"
+    low, high = (form.format(extreme).split()[0].rstrip("%") for extreme in (min(values), max(values)))
+    return f"{low}\N{EN DASH}{high}"
