@@ -202,7 +202,7 @@ class Ledger:
     def promised_depth(self, replica_id: str, keys: Sequence[PublishedKey], held_blocks: int) -> int:
         """How deep the chain `keys` is held or promised there, given that its first `held_blocks` are held.
 
-        A dispatch promises an unbroken tail of its chain, so promises past `held_blocks` are a run: a bisection finds it.
+        A dispatch promises an unbroken tail of its chain, so promises past `held_blocks` are a run to bisect.
         """
         account = self._accounts.get(replica_id)
         if account is None or held_blocks >= len(keys) or keys[held_blocks] not in account.promised:

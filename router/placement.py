@@ -24,7 +24,7 @@ from router.trust import Trust
 from shared.blocks import PublishedKey
 from shared.fleet_state import CostCoefficients, ReplicaLoad
 
-__all__ = ["Attempt", "Decision", "NoReplicaError", "Placement", "Replica", "View"]
+__all__ = ["EXACT", "Attempt", "Decision", "NoReplicaError", "Placement", "Replica", "View"]
 
 _MAX_RHO = 0.9
 
@@ -80,8 +80,9 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         promised = " (partly promised by requests on the way)" if chosen.matched_tokens > chosen.held_tokens else ""
         words = (
             f"{chosen.replica_id} by {self.policy} ({self.reason}): {chosen.matched_tokens} of {self.prompt_tokens} "
-            f"prompt tokens cached there{promised}; wait {chosen.wait_seconds:.3f} s + prefill "
-            f"{chosen.service_seconds:.3f} s + guard {chosen.guard_seconds:.3f} s, cost {chosen.cost_seconds:.3f} s, {chosen.active} active"
+            f"prompt tokens cached there{promised}; wait {chosen.wait_seconds:.3f} s "
+            f"+ prefill {chosen.service_seconds:.3f} s + guard {chosen.guard_seconds:.3f} s, "
+            f"cost {chosen.cost_seconds:.3f} s, {chosen.active} active"
         )
         others = [candidate for candidate in self.candidates if candidate is not chosen]
         if not others:
@@ -110,8 +111,11 @@ class Attempt:
 class View:
     """The rung of the ladder the router stands on, and whether its index still says anything."""
 
-    step: str = "exact"
-    usable: bool = True
+    step: str
+    usable: bool
+
+
+EXACT = View("exact", usable=True)
 
 
 class Placement:
@@ -148,14 +152,20 @@ class Placement:
         now: float,
         *,
         excluded: Collection[str] = (),
-        view: View = View(),
+        view: View = EXACT,
+        policy: Policy | None = None,
     ) -> Decision:
-        """Choose among the replicas that accept work and are not excluded. Raises NoReplicaError when none is left."""
+        """Choose among the replicas that accept work and are not excluded; by `policy` if not by the usual one.
+
+        Raises NoReplicaError when none is left.
+        """
         open_to_it = [replica for replica in replicas if replica.accepting and replica.id not in excluded]
         if not open_to_it:
             raise NoReplicaError
         candidates = self._price(request, open_to_it, now, view)
-        policy = self._policy if view.usable or not self._policy.reads_view else self._fallback
+        policy = policy or self._policy
+        if policy.reads_view and not view.usable:
+            policy = self._fallback
         pick = policy.choose(request, candidates)
         return Decision(policy.name, view.step, pick.reason, pick.candidate, candidates, request.prompt_tokens)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from router.block_index import BlockIndex
 from router.guards import Guards
-from router.placement import Attempt, Decision, NoReplicaError, Placement, View
+from router.placement import EXACT, Attempt, Decision, NoReplicaError, Placement, View
 from router.policies import POLICIES, build_policy
 from router.policies.base import Request
 from shared.blocks import PublishedKey
@@ -54,7 +54,7 @@ class Cluster:
     def hold(self, replica_id: str, keys: list[PublishedKey]) -> None:
         self.index.apply(replica_id, keys, [])
 
-    def decide(self, asked: Request, excluded: tuple[str, ...] = (), view: View = View()) -> Decision:  # noqa: B008
+    def decide(self, asked: Request, excluded: tuple[str, ...] = (), view: View = EXACT) -> Decision:
         return self.placement.decide(asked, self.replicas, self.now, excluded=excluded, view=view)
 
     def send(self, asked: Request) -> Attempt:

@@ -1,0 +1,241 @@
+"""The router as a program: everything wired together, started, and stopped without losing a stream.
+
+async with Router(settings) as router:     serving on router.url
+    await router.drain(hurry)              /ready says 503, what is in flight finishes within the grace
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from aiohttp import web
+
+from router.admission import Admission
+from router.block_index import BlockIndex
+from router.candidates import Candidates
+from router.control import Control
+from router.dispatcher import Dispatcher
+from router.fleet import Fleet
+from router.follower import Follower
+from router.health import Health
+from router.metrics import ReplicaFigures, RouterMetrics
+from router.placement import EXACT, Placement, View
+from router.policies import UnknownPolicyError, build_policy
+from router.prober import Prober
+from router.prompt_reader import PromptReader
+from router.proxy import Limits, Proxy
+from router.upstream import Upstream
+from shared.fleet_state import FleetState
+from shared.settings import RouterSettings
+from shared.telemetry import fields, set_up_logging
+
+__all__ = ["Router", "run"]
+
+_BAD_USAGE = 2
+_CANNOT_START = 1
+_TOKENIZING_THREADS = 2
+_LAST_WORDS_SECONDS = 1.0
+"""For streams that were cut off to tell their clients."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Router:
+    """One router. An async context manager: within it, it serves on `url`."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        """Raises UnknownPolicyError."""
+        self._settings = settings
+        self._stack = AsyncExitStack()
+        self._follower: Follower | None = None
+        self.fleet = Fleet()
+        self.index = BlockIndex()
+        self.health = Health()
+        self.admission = Admission(settings.max_in_flight)
+        self.placement = Placement(self.index, build_policy(settings.policy), build_policy("consistent-hash"))
+        self.metrics = RouterMetrics(lambda: self.admission.in_flight, self._figures)
+        self.url = ""
+        self._proxy: Proxy
+
+    async def __aenter__(self) -> Router:
+        """Raises OSError when the address cannot be bound, ValueError on a URL that cannot be Redis."""
+        async with self._stack:
+            await self._start()
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def view(self) -> View:
+        """The rung of the ladder; where no replica publishes, what was sent to each is all there is to know."""
+        step = self._follower.view.step if self._follower is not None else "hash"
+        if step == "hash":
+            return _BLIND if any(replica.publishes for replica in self.fleet) else _APPROXIMATE
+        return EXACT if step == "exact" else _STALE
+
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """No new requests; those in flight end by themselves, or when the grace or the patience is over."""
+        self.admission.closed = True
+        if self.admission.in_flight:
+            _logger.info("finishing what is in flight", extra=fields(requests=self.admission.in_flight))
+        idle, hurried = (asyncio.ensure_future(waiting) for waiting in (self.admission.idle(), hurry.wait()))
+        await asyncio.wait((idle, hurried), timeout=self._settings.grace_seconds, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not idle.done():
+            _logger.warning("cutting off what is still in flight", extra=fields(requests=self.admission.in_flight))
+            self._proxy.cut_off()
+            await asyncio.wait((idle,), timeout=_LAST_WORDS_SECONDS)
+        idle.cancel()
+
+    async def _start(self) -> None:
+        settings, stack = self._settings, self._stack
+        self.fleet.subscribe(self._retain)
+        executor = stack.enter_context(ThreadPoolExecutor(_TOKENIZING_THREADS, "tokenize"))
+        upstream = await stack.enter_async_context(
+            Upstream(
+                connect_timeout_seconds=settings.connect_timeout_seconds,
+                first_byte_timeout_seconds=settings.first_byte_timeout_seconds,
+                chunk_timeout_seconds=settings.chunk_timeout_seconds,
+            )
+        )
+        candidates = Candidates(self.fleet, self.health, PromptReader(executor), lambda: self.view, settings.secret)
+        self._proxy = Proxy(
+            candidates,
+            self.placement,
+            upstream,
+            self.health,
+            self.admission,
+            self.metrics,
+            Limits(settings.max_body_bytes, settings.max_retries, settings.admin_key),
+        )
+        control = Control(
+            self.fleet,
+            self.index,
+            candidates,
+            self.placement,
+            self.health,
+            self.admission,
+            self.metrics,
+            max_body_bytes=settings.max_body_bytes,
+            admin_key=settings.admin_key,
+        )
+        if statics := [self.fleet.add_static(url) for url in settings.replica]:
+            probing = asyncio.create_task(Prober(self.fleet, self.health, upstream, statics).run())
+            stack.push_async_callback(_cancelled, probing)
+        if settings.redis is not None:
+            fleet_state = FleetState(settings.redis, settings.cluster, settings.secret)
+            stack.push_async_callback(fleet_state.close)
+            self._follower = Follower(fleet_state, self.fleet, self.index, settings.secret)
+            self._follower.start()
+            stack.push_async_callback(self._follower.stop)
+        await self._listen(Dispatcher(self._proxy, control))
+
+    async def _listen(self, dispatcher: Dispatcher) -> None:
+        settings = self._settings
+
+        def request_of(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+            loop = asyncio.get_running_loop()
+            most = settings.max_body_bytes
+            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=most)
+
+        server = web.Server(
+            dispatcher,
+            request_factory=request_of,
+            # The client's leaving cancels the handler wherever it waits: that is what stops the replica.
+            handler_cancellation=True,
+            auto_decompress=False,
+            access_log=None,
+        )
+        runner = web.ServerRunner(server, shutdown_timeout=_LAST_WORDS_SECONDS)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, settings.host, settings.port)
+        await site.start()
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.url = f"http://{host}:{runner.addresses[0][1]}"
+
+    def _retain(self) -> None:
+        ids = {replica.id for replica in self.fleet}
+        self.placement.retain(ids)
+        self.health.retain(ids)
+        self.metrics.retain(ids)
+
+    def _figures(self) -> ReplicaFigures:
+        now = time.monotonic()
+        ledger = self.placement.ledger
+        ids = [replica.id for replica in self.fleet]
+        return {
+            "accepting": {replica.id: float(replica.accepting) for replica in self.fleet},
+            "active": {replica_id: ledger.active(replica_id) for replica_id in ids},
+            "wait_seconds": {replica_id: ledger.wait_seconds(replica_id, now) for replica_id in ids},
+            "blocks": {replica_id: self.index.held(replica_id).device.blocks for replica_id in ids},
+            "trust": {replica_id: self.placement.trust.factor(replica_id) for replica_id in ids},
+            "breaker_open": {replica_id: float(self.health.state(replica_id, now) != "closed") for replica_id in ids},
+        }
+
+
+_STALE = View("stale", usable=True)
+_BLIND = View("hash", usable=False)
+_APPROXIMATE = View("approximate", usable=True)
+
+
+def run(settings: RouterSettings) -> int:
+    """Serve until SIGTERM or SIGINT; a second one ends what is in flight at once. Returns the exit status."""
+    set_up_logging(settings.log_level, "router")
+    try:
+        build_policy(settings.policy)
+    except UnknownPolicyError as error:
+        sys.stderr.write(f"warmroute router: {error}\n")
+        return _BAD_USAGE
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings))
+
+
+async def _serve(settings: RouterSettings) -> int:
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        async with Router(settings) as router:
+            if settings.redis is None and not settings.replica:
+                _logger.warning("no Redis and no --replica: there is nobody to route to")
+            sys.stdout.write(f"ready {router.url}\n")
+            sys.stdout.flush()
+            await stop.wait()
+            await router.drain(hurry)
+    except OSError as error:
+        advice = "choose another --port" if error.errno == errno.EADDRINUSE else "choose another --host or --port"
+        reason = error.strerror or str(error)
+        sys.stderr.write(f"warmroute router: cannot listen on {settings.host}:{settings.port} ({reason}); {advice}\n")
+        return _CANNOT_START
+    return 0
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,88 @@
+"""Who may take a request for a model, and how its prompt is read: the fleet and its health, as placement needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from router.fleet import Fleet, FleetReplica, Namespace
+from router.health import Health
+from router.placement import View
+from router.policies.base import Request
+from router.prompt_reader import PromptReader
+from shared.api import ApiError, RoutingFields, TokenizeRequest
+from shared.api_errors import model_not_found, not_ready
+from shared.blocks import namespace_root
+from shared.prompts import EncodedPrompt
+
+__all__ = ["Candidates"]
+
+_PUBLIC_TENANT = ""
+
+
+class Candidates:
+    """`view` tells the rung of the ladder the router stands on now."""
+
+    def __init__(
+        self, fleet: Fleet, health: Health, reader: PromptReader, view: Callable[[], View], secret: str
+    ) -> None:
+        self._fleet = fleet
+        self._health = health
+        self._reader = reader
+        self._secret = secret
+        self.view = view
+
+    async def read(self, routing: RoutingFields) -> Request:
+        """Tokens and keys of the prompt, as the replicas that serve its model compute them.
+
+        Raises ApiError 404 for a model that nobody serves, 400 for a prompt that its template refuses.
+        """
+        self._require_served(routing.model)
+        namespace = self._namespace(routing.model)
+        if namespace is None or namespace.encoder is None:
+            return self._reader.approximate(routing)
+        # A fleet between two versions of a model is read by the more common one; the others match by promises alone.
+        root = namespace_root(namespace.fingerprint, _PUBLIC_TENANT, self._secret)
+        return await self._reader.exact(routing, namespace.encoder, root, namespace.block_size)
+
+    async def tokenize(self, wanted: TokenizeRequest) -> EncodedPrompt | None:
+        """None where this router does not have the model's tokenizer."""
+        models = self._fleet.models
+        namespace = self._namespace(wanted.model or (models[0] if len(models) == 1 else ""))
+        if namespace is None or namespace.encoder is None:
+            return None
+        return await self._reader.encode(namespace.encoder, wanted.prompt)
+
+    def of(self, model: str, now: float) -> Sequence[FleetReplica]:
+        """Replicas that take work for the model (any model, if it is empty), those with an open breaker left out.
+
+        Where every breaker is open they are all tried: nothing is lost by it.
+        """
+        serving = self._fleet.serving(model) if model else tuple(self._fleet)
+        taking = [replica for replica in serving if self._takes_work(replica)]
+        return [replica for replica in taking if self._health.usable(replica.id, now)] or taking
+
+    def taking_work(self) -> int:
+        """How many replicas take traffic."""
+        return sum(self._takes_work(replica) for replica in self._fleet)
+
+    def nobody(self, model: str) -> ApiError:
+        """Why no replica can take the request, and what to do."""
+        if not len(self._fleet):
+            return not_ready("no replica has joined yet: start one, or see GET /replicas and the router's log")
+        states = ", ".join(f"{replica.id} is {self._condition(replica)}" for replica in list(self._fleet)[:8])
+        return not_ready(
+            f"no replica takes requests{f' for {model[:200]!r}' if model else ''} now ({states}): retry later"
+        )
+
+    def _require_served(self, model: str) -> None:
+        if len(self._fleet) and not self._fleet.serving(model):
+            raise model_not_found(model, self._fleet.models)
+
+    def _namespace(self, model: str) -> Namespace | None:
+        return next(iter(self._fleet.namespaces(model)), None)
+
+    def _takes_work(self, replica: FleetReplica) -> bool:
+        return replica.accepting and self._health.reachable(replica.id)
+
+    def _condition(self, replica: FleetReplica) -> str:
+        return "unreachable" if not self._health.reachable(replica.id) else replica.state

@@ -1,0 +1,168 @@
+"""What the router answers itself: who is in the fleet, what it would decide, how it is doing."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from router.admission import Admission
+from router.block_index import BlockIndex
+from router.bodies import read_body, unpacked
+from router.candidates import Candidates
+from router.fleet import Fleet, FleetReplica
+from router.health import Health
+from router.metrics import RouterMetrics
+from router.placement import NoReplicaError, Placement
+from shared.api import CHAT_PATH, COMPLETIONS_PATH, GENERATION_PATHS, ApiError, parse_routing, parse_tokenize
+from shared.api_errors import invalid_value, not_ready, path_not_found
+
+__all__ = ["Control"]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _RouteFields(msgspec.Struct):
+    path: str = ""
+    messages: msgspec.Raw | None = None
+
+
+class Control:
+    """`admin_key` empty: admin paths are open, as on a developer's machine."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: BlockIndex,
+        candidates: Candidates,
+        placement: Placement,
+        health: Health,
+        admission: Admission,
+        metrics: RouterMetrics,
+        *,
+        max_body_bytes: int,
+        admin_key: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._index = index
+        self._candidates = candidates
+        self._placement = placement
+        self._health = health
+        self._admission = admission
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+        self._admin_key = admin_key
+        self._clock = clock
+        self._started_at = int(time.time())
+
+    async def health(self, request: web.BaseRequest) -> web.Response:
+        return _json({"status": "ok"})
+
+    async def ready(self, request: web.BaseRequest) -> web.Response:
+        """200 when at least one replica takes traffic and this router is not shutting down."""
+        if self._admission.closed:
+            raise not_ready("this router is shutting down: send traffic to another one")
+        taking_work = self._candidates.taking_work()
+        if not taking_work:
+            raise self._candidates.nobody("")
+        return _json({"status": "ready", "replicas": taking_work, "view": self._candidates.view().step})
+
+    async def metrics(self, request: web.BaseRequest) -> web.Response:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def version(self, request: web.BaseRequest) -> web.Response:
+        return _json({"version": version("warmroute")})
+
+    async def models(self, request: web.BaseRequest) -> web.Response:
+        """All models that the fleet serves."""
+        cards = [
+            {"id": model, "object": "model", "created": self._started_at, "owned_by": "warmroute"}
+            for model in self._fleet.models
+        ]
+        return _json({"object": "list", "data": cards})
+
+    async def replicas(self, request: web.BaseRequest) -> web.Response:
+        """The fleet as this router sees it."""
+        now = self._clock()
+        replicas = [self._describe(replica, now) for replica in self._fleet]
+        return _json(
+            {"policy": self._placement.policy.name, "view": self._candidates.view().step, "replicas": replicas}
+        )
+
+    async def route(self, request: web.BaseRequest) -> web.Response:
+        """A dry run: the decision for this body, every candidate, and the sentence that explains it."""
+        text = await self._text(request)
+        try:
+            given = msgspec.json.decode(text, type=_RouteFields)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ApiError(400, "invalid_json", f"the body is not a JSON object of the right shape: {error}") from None
+        path = given.path or (COMPLETIONS_PATH if given.messages is None else CHAT_PATH)
+        if path not in GENERATION_PATHS:
+            raise invalid_value("path", f"must be one of {', '.join(GENERATION_PATHS)}")
+        routing = parse_routing(path, text)
+        asked = await self._candidates.read(routing)
+        now = self._clock()
+        try:
+            decision = self._placement.decide(
+                asked, self._candidates.of(routing.model, now), now, view=self._candidates.view()
+            )
+        except NoReplicaError:
+            raise self._candidates.nobody(routing.model) from None
+        return _json({**msgspec.to_builtins(decision), "sentence": decision.sentence})
+
+    async def tokenize(self, request: web.BaseRequest) -> web.Response | None:
+        """The token ids of a prompt, by the encoder that routes it; None where only a replica can tell."""
+        parsed = parse_tokenize(await self._text(request))
+        encoded = await self._candidates.tokenize(parsed)
+        if encoded is None:
+            return None
+        return _json({"tokens": encoded.token_ids, "count": encoded.token_count})
+
+    async def drain(self, request: web.BaseRequest, replica_id: str, *, draining: bool) -> web.Response:
+        """No new work for that replica, or again new work; what runs there goes on."""
+        self._require_admin(request)
+        if not self._fleet.drain(replica_id, draining):
+            raise path_not_found(request.path)
+        return _json({"id": replica_id, "draining": draining})
+
+    def _describe(self, replica: FleetReplica, now: float) -> dict[str, object]:
+        record, ledger = replica.record, self._placement.ledger
+        return {
+            "id": replica.id,
+            "url": replica.url,
+            "model": replica.model,
+            "state": replica.state,
+            "source": replica.source,
+            "epoch": record.epoch if record else None,
+            "version": record.version if record else None,
+            "blocks": self._index.held(replica.id).device.blocks if record else None,
+            "capacity_blocks": record.capacity_blocks if record else None,
+            "load": record.load if record else None,
+            "incompatibility": replica.incompatibility,
+            "reachable": self._health.reachable(replica.id),
+            "breaker": self._health.state(replica.id, now),
+            "trust": self._placement.trust.factor(replica.id),
+            "active": ledger.active(replica.id),
+            "wait_seconds": ledger.wait_seconds(replica.id, now),
+        }
+
+    def _require_admin(self, request: web.BaseRequest) -> None:
+        if not self._admin_key:
+            return
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(errors="replace"), self._admin_key.encode()):
+            raise ApiError(401, "invalid_admin_key", "this path needs the admin key as Authorization: Bearer KEY")
+
+    async def _text(self, request: web.BaseRequest) -> bytes:
+        body = await read_body(request, self._max_body_bytes)
+        return unpacked(body, request.headers.get("Content-Encoding"), self._max_body_bytes)
+
+
+def _json(document: object) -> web.Response:
+    return web.Response(body=_encode(document), content_type="application/json")

@@ -1,0 +1,78 @@
+"""Method and path -> handler. The low-level server calls this; there is no framework between it and the handlers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from router.control import Control
+from router.exchange import error_response
+from router.headers import RequestIds
+from router.proxy import Proxy
+from shared.api import GENERATION_PATHS, ApiError
+from shared.api_errors import internal_error, method_not_allowed, path_not_found
+
+__all__ = ["Dispatcher"]
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+_logger = logging.getLogger(__name__)
+_DRAIN_PATH = re.compile(r"/replicas/(?P<id>[^/]+)/(?P<verb>drain|undrain)")
+_PASSED_THROUGH = "/v1/"
+
+
+class Dispatcher:
+    """Callable as aiohttp's low-level handler. Every error is an API error in the dialect of its path."""
+
+    def __init__(self, proxy: Proxy, control: Control) -> None:
+        self._proxy = proxy
+        self._control = control
+        self._ids = RequestIds()
+        self._generating = frozenset(GENERATION_PATHS)
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/v1/models": {"GET": control.models},
+            "/health": {"GET": control.health},
+            "/ready": {"GET": control.ready},
+            "/metrics": {"GET": control.metrics},
+            "/version": {"GET": control.version},
+            "/replicas": {"GET": control.replicas},
+            "/route": {"POST": control.route},
+            "/tokenize": {"POST": self._tokenize},
+        }
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        path, method = request.path, request.method
+        if method == "POST" and path in self._generating:
+            return await self._proxy.generate(request)
+        try:
+            return await self._handler(method, path)(request)
+        except ApiError as error:
+            return error_response(error, path, self._ids.of(request.headers.get("x-request-id")))
+        except ConnectionError:
+            raise
+        except Exception:
+            _logger.exception("a request failed: %s", path)
+            return error_response(internal_error(), path, self._ids.of(request.headers.get("x-request-id")))
+
+    def _handler(self, method: str, path: str) -> Handler:
+        if path in self._generating:
+            raise method_not_allowed(method, ["POST"])
+        if (by_method := self._routes.get(path)) is not None:
+            handler = by_method.get("GET" if method == "HEAD" else method)
+            if handler is None:
+                raise method_not_allowed(method, by_method)
+            return handler
+        if (match := _DRAIN_PATH.fullmatch(path)) is not None:
+            if method != "POST":
+                raise method_not_allowed(method, ["POST"])
+            return lambda request: self._control.drain(request, match["id"], draining=match["verb"] == "drain")
+        # Dots are resolved by some servers: `/v1/../admin` is not a path under `/v1/`.
+        if path.startswith(_PASSED_THROUGH) and not {".", ".."} & set(path.split("/")):
+            return self._proxy.pass_through
+        raise path_not_found(path)
+
+    async def _tokenize(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._control.tokenize(request) or await self._proxy.pass_through(request)

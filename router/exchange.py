@@ -1,0 +1,107 @@
+"""One request in the router's hands, from head to last byte: what became of it, for its log line and metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from aiohttp import web
+
+from router.headers import safe_value
+from router.placement import Decision
+from shared.api import GENERATION_PATHS, ApiError, dialect_of
+from shared.telemetry import fields
+
+__all__ = ["Exchange", "error_response"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Exchange:
+    """Filled in as the request goes on. `outcome` is `ok`, `client_gone`, or the code of the error it ended with."""
+
+    __slots__ = (
+        "attempts",
+        "cached_tokens",
+        "decision",
+        "ended_seconds",
+        "first_byte_seconds",
+        "model",
+        "outcome",
+        "path",
+        "request_id",
+        "started_seconds",
+        "status",
+    )
+
+    def __init__(self, request_id: str, path: str, now: float) -> None:
+        self.request_id = request_id
+        self.path = path
+        self.started_seconds = now
+        self.model = ""
+        self.decision: Decision | None = None
+        self.attempts = 0
+        self.first_byte_seconds: float | None = None
+        """Since the start."""
+        self.ended_seconds: float | None = None
+        self.cached_tokens: int | None = None
+        self.status = 0
+        self.outcome = "client_gone"
+
+    def headers(self) -> list[tuple[str, str]]:
+        """What the router says about the request in its answer."""
+        headers = [("x-request-id", self.request_id)]
+        if (decision := self.decision) is not None:
+            headers += [
+                ("x-warmroute-replica", decision.chosen.replica_id),
+                ("x-warmroute-policy", decision.policy),
+                ("x-warmroute-reason", decision.reason),
+                ("x-warmroute-predicted-tokens", str(decision.predicted_tokens)),
+                ("x-warmroute-view", decision.view),
+            ]
+        if self.cached_tokens is not None:
+            headers.append(("x-warmroute-cached-tokens", str(self.cached_tokens)))
+        return headers
+
+    @property
+    def route(self) -> str:
+        """The path as a metric's label: only those of the API, so that clients cannot make up new ones."""
+        return self.path if self.path in GENERATION_PATHS else "other"
+
+    def log(self) -> None:
+        """One line, no prompts."""
+        if not _logger.isEnabledFor(logging.INFO):
+            return
+        line = {"id": self.request_id, "path": self.path, "model": self.model[:100], "status": self.status}
+        line |= {"outcome": self.outcome, "attempts": self.attempts}
+        if (decision := self.decision) is not None:
+            line |= {
+                "replica": decision.chosen.replica_id,
+                "policy": decision.policy,
+                "reason": decision.reason,
+                "view": decision.view,
+                "prompt_tokens": decision.prompt_tokens,
+                "predicted_tokens": decision.predicted_tokens,
+                "cost_seconds": decision.chosen.cost_seconds,
+            }
+        if self.cached_tokens is not None:
+            line["cached_tokens"] = self.cached_tokens
+        if self.first_byte_seconds is not None:
+            line["first_byte_seconds"] = self.first_byte_seconds
+        if self.ended_seconds is not None:
+            line["seconds"] = self.ended_seconds - self.started_seconds
+        _logger.info("request", extra=fields(**line))
+
+
+def error_response(
+    error: ApiError, path: str, request_id: str, headers: Iterable[tuple[str, str]] = ()
+) -> web.Response:
+    """The error as the path's dialect has it."""
+    response = web.Response(
+        status=error.status, body=error.body(dialect_of(path), request_id), content_type="application/json"
+    )
+    response.headers["x-request-id"] = request_id
+    for name, value in headers:
+        response.headers[name] = safe_value(value)
+    response.headers.update(error.headers())
+    return response

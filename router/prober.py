@@ -1,0 +1,98 @@
+"""Asks servers that do not publish themselves whether they are alive and which model they serve."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from router.fleet import Fleet, FleetReplica
+from router.health import Health
+from router.upstream import Upstream, UpstreamError
+from shared.telemetry import fields
+
+__all__ = ["Prober"]
+
+_PERIOD_SECONDS = 2.0
+_TIMEOUT_SECONDS = 2.0
+_FAILURES_TO_DOWN = 2
+_MOST_ANSWER_BYTES = 1 << 20
+
+_logger = logging.getLogger(__name__)
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_decode_models = msgspec.json.Decoder(_Models).decode
+
+
+class Prober:
+    """Two failed probes in a row take a replica out, one good one brings it back."""
+
+    def __init__(self, fleet: Fleet, health: Health, upstream: Upstream, replicas: Sequence[FleetReplica]) -> None:
+        self._fleet = fleet
+        self._health = health
+        self._upstream = upstream
+        self._replicas = replicas
+        for replica in replicas:
+            health.set_reachable(replica.id, False)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for replica in self._replicas:
+                group.create_task(self._watch(replica))
+
+    async def _watch(self, replica: FleetReplica) -> None:
+        reachable: bool | None = None  # not known yet
+        failures = 0
+        while True:
+            try:
+                await self._probe(replica)
+            except UpstreamError as error:
+                failures += 1
+                if reachable is None or (reachable and failures >= _FAILURES_TO_DOWN):
+                    reachable = False
+                    self._health.set_reachable(replica.id, False)
+                    _logger.warning("replica unreachable", extra=fields(replica=replica.id, reason=str(error)))
+            else:
+                failures = 0
+                if not reachable:
+                    reachable = True
+                    self._health.set_reachable(replica.id, True)
+                    _logger.info("replica reachable", extra=fields(replica=replica.id, model=replica.model))
+            await asyncio.sleep(_PERIOD_SECONDS)
+
+    async def _probe(self, replica: FleetReplica) -> None:
+        """Alive, and which model: the first one listed; a server that lists none is asked for any model."""
+        # A server without /health says 404, and is alive.
+        status, _ = await self._get(replica, "/health")
+        if status >= 500:
+            raise UpstreamError("broken", f"/health answered {status}")
+        status, body = await self._get(replica, "/v1/models")
+        try:
+            models = _decode_models(body).data if status == 200 else []
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            models = []
+        self._fleet.set_model(replica.id, models[0].id if models else None)
+
+    async def _get(self, replica: FleetReplica, path: str) -> tuple[int, bytes]:
+        response = await self._upstream.open("GET", replica.url + path, {}, b"", _TIMEOUT_SECONDS)
+        try:
+            body = b""
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                while (chunk := await response.read()) and len(body) < _MOST_ANSWER_BYTES:
+                    body += chunk
+            return response.status, body
+        except TimeoutError:
+            raise UpstreamError("timeout", f"{path} did not end within {_TIMEOUT_SECONDS:g} s") from None
+        finally:
+            response.close()

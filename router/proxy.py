@@ -1,0 +1,273 @@
+"""Requests in, the chosen replica's answers out.
+
+    permit -> body -> prompt -> [ decide -> dispatch -> open -> first byte -> relay -> finish ] -> log line
+                                  `---- once more on the next best replica, before the first byte ----'
+
+What goes up comes down in the `finally` next to it: permit, dispatch, upstream connection, the breaker's trial. The
+client's leaving cancels the handler wherever it waits, and those same lines release everything, without awaiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDict
+
+from router.admission import Admission
+from router.bodies import read_body, unpacked
+from router.candidates import Candidates
+from router.exchange import Exchange, error_response
+from router.headers import RequestIds, request_headers
+from router.health import Health
+from router.metrics import RouterMetrics
+from router.placement import Attempt, NoReplicaError, Placement
+from router.policies.base import Policy, Request
+from router.policies.least_loaded import LeastLoaded
+from router.relay import BrokenOffError, relay
+from router.upstream import Upstream, UpstreamError, UpstreamResponse
+from shared.api import ApiError, parse_routing
+from shared.api_errors import internal_error
+from shared.telemetry import fields
+
+__all__ = ["Limits", "Proxy"]
+
+_logger = logging.getLogger(__name__)
+
+_ELSEWHERE = (502, 503)
+"""What a dying or full replica answers: another one may do better. Client errors are the client's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_body_bytes: int
+    max_retries: int
+    admin_key: str = ""
+
+
+class Proxy:
+    """Forwards what generates, and everything else under `/v1/` that only a replica can answer."""
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        placement: Placement,
+        upstream: Upstream,
+        health: Health,
+        admission: Admission,
+        metrics: RouterMetrics,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._candidates = candidates
+        self._placement = placement
+        self._upstream = upstream
+        self._health = health
+        self._admission = admission
+        self._metrics = metrics
+        self._limits = limits
+        self._clock = clock
+        self._ids = RequestIds()
+        self._least_loaded = LeastLoaded()
+        self._open: set[UpstreamResponse] = set()
+
+    async def generate(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One of the paths that generate: placed by its prompt."""
+        return await self._answer(request, self._generate)
+
+    async def pass_through(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Any other path under `/v1/`: to the replica with the fewest requests active."""
+        return await self._answer(request, self._pass_through)
+
+    def cut_off(self) -> None:
+        """Hang up on every replica: what is still streaming ends with an error its client understands."""
+        for upstream in list(self._open):
+            upstream.close()
+
+    async def _answer(
+        self,
+        request: web.BaseRequest,
+        forward: Callable[[web.BaseRequest, Exchange], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        exchange = Exchange(self._ids.of(request.headers.get("x-request-id")), request.path, self._clock())
+        try:
+            with self._admission.permit():
+                return await forward(request, exchange)
+        except ApiError as error:
+            return self._refuse(exchange, error)
+        except ConnectionError:
+            exchange.outcome = "client_gone"
+            raise
+        except Exception:
+            _logger.exception("a request failed: %s", exchange.path)
+            if exchange.status:  # the answer has begun: it can only be cut short
+                if request.transport is not None:
+                    request.transport.abort()
+                raise
+            return self._refuse(exchange, internal_error())
+        finally:
+            exchange.ended_seconds = self._clock()
+            self._metrics.ended(exchange)
+            exchange.log()
+
+    async def _generate(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        body, text = await self._read(request)
+        routing = parse_routing(exchange.path, text)
+        exchange.model = routing.model
+        asked = await self._candidates.read(routing)
+        return await self._deliver(request, exchange, _Errand(body, asked, routing.model))
+
+    async def _pass_through(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        body, text = await self._read(request)
+        exchange.model = _model_named_in(text)
+        asked = Request(prompt_tokens=0, keys=[], block_size=1, streamed=False)
+        return await self._deliver(request, exchange, _Errand(body, asked, exchange.model, self._least_loaded))
+
+    async def _read(self, request: web.BaseRequest) -> tuple[bytes, bytes]:
+        """The body as it came, and as text."""
+        most = self._limits.max_body_bytes
+        body = await read_body(request, most)
+        return body, unpacked(body, request.headers.get("Content-Encoding"), most)
+
+    async def _deliver(self, request: web.BaseRequest, exchange: Exchange, errand: _Errand) -> web.StreamResponse:
+        headers = request_headers(request.headers, exchange.request_id, self._limits.admin_key)
+        failed: list[str] = []
+        last_failure: ApiError | None = None
+        while True:
+            now = self._clock()
+            try:
+                replicas = self._candidates.of(errand.model, now)
+                decision = self._placement.decide(
+                    errand.asked,
+                    replicas,
+                    now,
+                    excluded=failed,
+                    view=self._candidates.view(),
+                    policy=errand.policy,
+                )
+            except NoReplicaError:
+                raise last_failure or self._candidates.nobody(errand.model) from None
+            replica = next(replica for replica in replicas if replica.id == decision.chosen.replica_id)
+            attempt = self._placement.dispatch(errand.asked, replica, decision, now)
+            try:
+                exchange.decision = decision
+                exchange.attempts += 1
+                self._metrics.dispatched(replica.id, decision.policy, decision.reason)
+                may_retry = len(failed) < self._limits.max_retries and len(decision.candidates) > 1
+                url = replica.url.rstrip("/") + request.rel_url.raw_path_qs
+                return await self._attempt(request, exchange, attempt, url, headers, errand.body, may_retry)
+            except _TryElsewhere as elsewhere:
+                failed.append(replica.id)
+                last_failure = elsewhere.error
+                self._metrics.retried()
+            finally:
+                self._placement.finish(attempt, self._clock())
+
+    async def _attempt(
+        self,
+        request: web.BaseRequest,
+        exchange: Exchange,
+        attempt: Attempt,
+        url: str,
+        headers: CIMultiDict[str],
+        body: bytes,
+        may_retry: bool,
+    ) -> web.StreamResponse:
+        """Raises _TryElsewhere where another replica may be asked, ApiError where not and nothing has been answered."""
+        replica_id = attempt.decision.chosen.replica_id
+        upstream: UpstreamResponse | None = None
+        self._health.begin(replica_id)
+        try:
+            upstream = await self._upstream.open(request.method, url, headers, body)
+            self._open.add(upstream)
+            self._judge(replica_id, upstream.status)
+            if may_retry and upstream.status in _ELSEWHERE:
+                raise _TryElsewhere(_replica_failed(f"it answered {upstream.status}"))
+            first = await upstream.read()
+            self._first_byte(exchange, attempt, upstream)
+            response = await relay(request, upstream, first, exchange)
+            exchange.outcome = "ok" if upstream.status < 400 else f"replica_{upstream.status}"
+            return response
+        except UpstreamError as error:
+            self._note_failure(replica_id, error)
+            failure = _replica_failed(str(error), 504 if error.failure == "timeout" else 502)
+            if may_retry and error.failure != "timeout":
+                raise _TryElsewhere(failure) from None
+            raise failure from None
+        except BrokenOffError as broken:
+            self._note_failure(replica_id, broken.error)
+            exchange.outcome = "replica_broke_off"
+            return broken.response
+        finally:
+            self._health.abandoned(replica_id)
+            if upstream is not None:
+                self._open.discard(upstream)
+                upstream.close()
+
+    def _first_byte(self, exchange: Exchange, attempt: Attempt, upstream: UpstreamResponse) -> None:
+        now = self._clock()
+        exchange.status = upstream.status
+        exchange.first_byte_seconds = now - exchange.started_seconds
+        if upstream.status < 300:
+            cached = upstream.headers.get("x-warmroute-cached-tokens", "")
+            exchange.cached_tokens = int(cached) if cached.isdecimal() else None
+            self._placement.first_token(attempt, now, exchange.cached_tokens)
+
+    def _judge(self, replica_id: str, status: int) -> None:
+        # 429 and 503 are pressure, other client errors the client's: the replica is well.
+        if status < 500 or status == 503:
+            self._health.succeeded(replica_id)
+        else:
+            self._health.failed(replica_id, self._clock())
+            self._metrics.failed(replica_id, f"status_{status}")
+
+    def _note_failure(self, replica_id: str, error: UpstreamError) -> None:
+        self._health.failed(replica_id, self._clock())
+        self._metrics.failed(replica_id, error.failure)
+        _logger.warning("replica failed", extra=fields(replica=replica_id, failure=error.failure, message=str(error)))
+
+    def _refuse(self, exchange: Exchange, error: ApiError) -> web.Response:
+        exchange.status, exchange.outcome = error.status, error.code
+        return error_response(error, exchange.path, exchange.request_id, exchange.headers())
+
+
+@dataclass(frozen=True, slots=True)
+class _Errand:
+    """What is to be delivered."""
+
+    body: bytes
+    asked: Request
+    model: str
+    policy: Policy | None = None
+
+
+class _TryElsewhere(Exception):  # noqa: N818 - a turn of the road, not an error
+    """Nothing has been answered and another replica may do better; `error` is the answer if there is none."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class _ModelField(msgspec.Struct):
+    model: str = ""
+
+
+_decode_model = msgspec.json.Decoder(_ModelField).decode
+
+
+def _model_named_in(text: bytes) -> str:
+    """The body's `model`, if it is JSON and has one; whatever else it is, the replica will judge it."""
+    try:
+        return _decode_model(text).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+def _replica_failed(how: str, status: int = 502) -> ApiError:
+    code = "replica_timeout" if status == 504 else "replica_failed"
+    return ApiError(status, code, f"the replica did not answer: {how}; send the request again")
