@@ -257,7 +257,7 @@ class Engine:
                 self._scheduler.abort(sequence.request_id, FinishReason.ERROR)
                 self._end(sequence, FinishReason.ERROR, message)
             self._scheduler.check_integrity()
-        except (IntegrityError, AssertionError) as broken:
+        except Exception as broken:
             self._start_over(broken)
 
     def _start_over(self, broken: Exception) -> None:

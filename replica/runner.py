@@ -17,7 +17,10 @@ __all__ = ["Chunk", "Runner", "StepResult"]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Compute `sequence.tokens[start:end]`; their blocks are allocated. Samples when it ends at `len(tokens)`."""
+    """Compute `sequence.tokens[start:end]`; their blocks are allocated. Samples when it ends at `len(tokens)`.
+
+    `sequence.block_ids` is right for this step alone: equal blocks become one between steps.
+    """
 
     sequence: Sequence
     start: int

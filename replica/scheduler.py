@@ -81,9 +81,8 @@ class Scheduler:
         self.cache = cache
         self.counters = Counters()
         self.token_budget = token_budget
-        # More sequences than tokens a step would leave the last ones without progress for long.
-        self.max_running = min(max_running, token_budget)
-        self.max_sequences = self.max_running + max_waiting
+        self.max_running = max_running
+        self.max_sequences = max_running + max_waiting
         self.context_tokens = context_tokens
         self._eos_token_ids = frozenset(eos_token_ids)
         self._running: dict[str, Sequence] = {}  # in order of admission
@@ -157,6 +156,7 @@ class Scheduler:
         """The next step; empty only if there is no work. `commit` must follow, or `abort` of all its sequences."""
         chunks: list[Chunk] = []
         budget = self.token_budget
+        # Whoever is preempted on the way lacks all its tokens from then on, and so is passed over.
         for sequence in list(self._running.values()):
             if sequence.uncomputed_tokens == 1 and self._make_room(sequence):
                 budget -= self._append_chunk(chunks, sequence, budget)
@@ -195,8 +195,6 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Blocks for a running sequence's next token, at the cost of the last admitted. False: that was itself."""
-        if sequence.status is not SequenceStatus.RUNNING:
-            return False
         while not self.cache.grow(sequence):
             victim = next(reversed(self._running.values()))
             self._preempt(victim)
@@ -215,7 +213,7 @@ class Scheduler:
         self._waiting_tokens += len(sequence.tokens)
 
     def _admit(self, chunks: list[Chunk], budget: int) -> None:
-        """Move waiting sequences to running while the step has tokens left for them."""
+        """Move waiting sequences to running while the step has tokens left for them: never more than it has tokens."""
         for sequence in list(self._waiting.values()):
             # A sequence that waits for a block costs one look-up a step, however many they are.
             if sequence.awaited_key is not None and self.cache.is_claimed(sequence.awaited_key):

@@ -37,7 +37,10 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 switch those filters off."""
+    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 switch those filters off.
+
+    `max_tokens` 0 computes the prompt for the cache alone.
+    """
 
     max_tokens: int
     temperature: float = 1.0

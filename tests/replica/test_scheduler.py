@@ -184,6 +184,39 @@ def test_preemption_takes_the_last_admitted_and_changes_no_answer() -> None:
     assert bench.scheduler.counters.queries == 3
 
 
+def test_the_preempted_is_admitted_again_before_those_that_never_ran() -> None:
+    bench = Bench(num_blocks=6, max_running=2)
+    first = bench.add([1, 2, 3], max_tokens=18)
+    second = bench.add([4, 5, 6], max_tokens=18)
+    third = bench.add([7], max_tokens=2)
+    while third.status is SequenceStatus.WAITING:
+        bench.step()
+    assert second.preemptions > 0
+    assert second.status is not SequenceStatus.WAITING
+    bench.run()
+    assert [answer(first), answer(second)] == [answer_to([1, 2, 3], 18), answer_to([4, 5, 6], 18)]
+
+
+def test_admission_leaves_room_for_the_next_decodes_of_those_that_run() -> None:
+    bench = Bench(num_blocks=4)
+    bench.add(list(range(7)), max_tokens=5)
+    bench.step()
+    second = bench.add(list(range(50, 58)), max_tokens=2)
+    bench.step()
+    assert second.status is SequenceStatus.WAITING
+    bench.run()
+    assert bench.scheduler.counters.preemptions == 0
+
+
+def test_no_more_run_than_the_budget_has_tokens() -> None:
+    bench = Bench(budget=2, max_running=8)
+    for n in range(8):
+        bench.add([n], max_tokens=3)
+    while bench.scheduler.has_work:
+        bench.step()
+        assert bench.scheduler.running <= 2
+
+
 def test_a_pool_of_one_block_serves_what_fits_into_it_one_by_one() -> None:
     bench = Bench(num_blocks=1)
     sequences = [bench.add([n], max_tokens=4) for n in range(5)]
