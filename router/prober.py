@@ -85,7 +85,9 @@ class Prober:
         self._fleet.set_model(replica.id, models[0].id if models else None)
 
     async def _get(self, replica: FleetReplica, path: str) -> tuple[int, bytes]:
-        response = await self._upstream.open("GET", replica.url + path, {}, b"", _TIMEOUT_SECONDS)
+        # Not kept open: a probe is to prove that a new connection can be made.
+        headers = {"Connection": "close"}
+        response = await self._upstream.open("GET", replica.url + path, headers, b"", _TIMEOUT_SECONDS)
         try:
             body = b""
             async with asyncio.timeout(_TIMEOUT_SECONDS):
