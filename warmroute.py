@@ -39,53 +39,53 @@ class _Command(NamedTuple):
 def _up(argv: Arguments) -> int:
     settings = parse(UpSettings, argv, os.environ, "warmroute up")
     _require_engine(settings.engine)
-    from shared import local_cluster
+    from shared.local_cluster import run
 
-    return local_cluster.run(settings)
+    return run(settings)
 
 
 def _router(argv: Arguments) -> int:
     settings = parse(RouterSettings, argv, os.environ, "warmroute router")
-    from router import app
+    from router.app import run
 
-    return app.run(settings)
+    return run(settings)
 
 
 def _replica(argv: Arguments) -> int:
     settings = parse(ReplicaSettings, argv, os.environ, "warmroute replica")
     _require_engine(settings.engine)
-    from replica import server
+    from replica.server import run
 
-    return server.run(settings)
+    return run(settings)
 
 
 def _compare(argv: Arguments) -> int:
     settings = parse(CompareSettings, argv, os.environ, "warmroute compare")
     _require_engine(settings.engine)
-    from loadtest import compare
+    from loadtest.compare import run
 
-    return compare.run(settings)
+    return run(settings)
 
 
 def _route(argv: Arguments) -> int:
     settings = parse(RouteSettings, argv, os.environ, "warmroute route")
-    from router import console
+    from router.console import show_route
 
-    return console.show_route(settings)
+    return show_route(settings)
 
 
 def _top(argv: Arguments) -> int:
     settings = parse(TopSettings, argv, os.environ, "warmroute top")
-    from router import console
+    from router.console import show_replicas
 
-    return console.show_replicas(settings)
+    return show_replicas(settings)
 
 
 def _doctor(argv: Arguments) -> int:
     settings = parse(DoctorSettings, argv, os.environ, "warmroute doctor")
-    from shared import doctor
+    from shared.doctor import run
 
-    return doctor.run(settings)
+    return run(settings)
 
 
 def _version(argv: Arguments) -> int:
