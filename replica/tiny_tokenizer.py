@@ -17,7 +17,7 @@ from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from shared.prompts import TokenizerBundle
+from shared.tokenizer_bundle import TokenizerBundle
 
 __all__ = ["BEGIN", "END", "SPECIAL_TOKENS", "tiny_bundle", "vocabulary", "word_token_ids"]
 
@@ -55,9 +55,7 @@ CHAT_TEMPLATE = """
 {%- for call in message.tool_calls or [] -%}
 {{- '\\n' ~ (call.function | tojson) -}}
 {%- endfor -%}
-{%- if not (continue_final_message and loop.last) -%}
 {{- eos_token -}}
-{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
 {{- '<|assistant|>' -}}

@@ -1,0 +1,112 @@
+"""A transformers model in the runner's seat: prefill and decode of many sequences in one forward pass.
+
+The chunks of a step are packed into one row of tokens, without padding; only attention tells the sequences apart
+(`paged_attention`). Logits are computed for the last token of the chunks that sample, and for no other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Items
+
+import torch
+from transformers import PreTrainedModel
+
+from replica.paged_attention import PAGED, KVPool, ShortDecodes, Span, Step, kv_shape
+from replica.runner import Chunk, RunnerError, StepResult
+from replica.sampler import sample
+
+__all__ = ["ModelRunner"]
+
+_SHORT_TOKENS = 256
+"""Up to here a decode is cheaper in one padded call with the others than in a call of its own (measured on a CPU)."""
+
+
+class ModelRunner:
+    """Takes `model` over: its attention is the paged one from here on. Fills `replica.runner.Runner`."""
+
+    def __init__(self, model: PreTrainedModel, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._model = model
+        self._pool = KVPool(kv_shape(model.config), num_blocks, block_size, model.dtype, model.device)
+        model.set_attn_implementation(PAGED)
+        # Nobody asks for these; collecting them would cost time and memory in every layer.
+        model.config.output_attentions = model.config.output_hidden_states = False
+
+    def execute(self, chunks: Items[Chunk]) -> StepResult:
+        started = time.perf_counter()
+        sampling = [chunk for chunk in chunks if chunk.samples]
+        try:
+            with torch.inference_mode():
+                logits = self.logits(chunks)
+                tokens = iter(sample(logits, [chunk.sequence for chunk in sampling]) if sampling else ())
+        except RuntimeError as error:  # torch's own, out of memory among them
+            raise RunnerError(f"the forward pass failed: {str(error).splitlines()[0]}") from error
+        sampled = [next(tokens) if chunk.samples else None for chunk in chunks]
+        return StepResult(sampled, time.perf_counter() - started)
+
+    def forget(self, request_id: str) -> None:
+        """Nothing is kept for a sequence: its blocks belong to the prefix cache, and sampling has no state."""
+
+    @torch.inference_mode()
+    def logits(self, chunks: Items[Chunk]) -> torch.Tensor:
+        """Compute the chunks, and return [chunks that sample, vocabulary]."""
+        short = [chunk for chunk in chunks if _is_short_decode(chunk)]
+        others = [chunk for chunk in chunks if not _is_short_decode(chunk)]
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        spans: list[Span] = []
+        last_row: dict[str, int] = {}
+        for chunk in (*short, *others):
+            first = len(tokens)
+            tokens += chunk.sequence.tokens[chunk.start : chunk.end]
+            positions += range(chunk.start, chunk.end)
+            slots += self._slots(chunk)
+            last_row[chunk.sequence.request_id] = len(tokens) - 1
+            if first >= len(short):
+                spans.append(self._span(chunk, first))
+        output = self._model(
+            input_ids=self._tensor(tokens)[None],
+            position_ids=self._tensor(positions)[None],
+            use_cache=False,
+            logits_to_keep=self._tensor([last_row[chunk.sequence.request_id] for chunk in chunks if chunk.samples]),
+            step=Step(self._pool, self._tensor(slots), self._short_decodes(short), spans),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _short_decodes(self, chunks: list[Chunk]) -> ShortDecodes | None:
+        if not chunks:
+            return None
+        context_blocks = [self._context_blocks(chunk) for chunk in chunks]
+        longest = max(map(len, context_blocks))
+        padded = [block for blocks in context_blocks for block in blocks + blocks[-1:] * (longest - len(blocks))]
+        contexts = self._tensor([chunk.end for chunk in chunks])
+        mask = torch.arange(longest * self.block_size, device=self._model.device) < contexts[:, None]
+        return ShortDecodes(self._tensor(padded), mask[:, None, None])
+
+    def _span(self, chunk: Chunk, first: int) -> Span:
+        queries, context = chunk.end - chunk.start, chunk.end
+        block_ids = self._context_blocks(chunk)
+        run = range(block_ids[0], block_ids[0] + len(block_ids))
+        blocks = run if block_ids == list(run) else self._tensor(block_ids)
+        mask = None
+        if 1 < queries < context:
+            mask = torch.ones(queries, context, dtype=torch.bool, device=self._model.device).tril(chunk.start)
+        return Span(first, first + queries, context, blocks, mask)
+
+    def _context_blocks(self, chunk: Chunk) -> list[int]:
+        return chunk.sequence.block_ids[: -(-chunk.end // self.block_size)]
+
+    def _slots(self, chunk: Chunk) -> list[int]:
+        size, block_ids = self.block_size, chunk.sequence.block_ids
+        return [block_ids[index // size] * size + index % size for index in range(chunk.start, chunk.end)]
+
+    def _tensor(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self._model.device)
+
+
+def _is_short_decode(chunk: Chunk) -> bool:
+    return chunk.end - chunk.start == 1 and chunk.end <= _SHORT_TOKENS
