@@ -85,6 +85,7 @@ class Follower:
         self._golden_prompt_keys: dict[tuple[str, str, int], str] = {}
         self._positions: dict[str, LogPosition] = {}
         self._to_read: dict[str, RereadReason] = {}
+        self._unreadable: dict[str, RereadReason] = {}
         self._discover_at = 0.0
         self._current_at: float | None = None
         self._keep_all_until = 0.0
@@ -94,7 +95,6 @@ class Follower:
         self.reread: Counter[RereadReason] = Counter()
         """Snapshots read, by reason."""
         self.applied_deltas = 0
-        self.repeated_deltas = 0
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="follower")
@@ -176,13 +176,11 @@ class Follower:
         if known is not replica:
             _logger.info("replica %r joined: %s at %s", record.id, record.model, record.url)
         if not self._check_compatible(replica, record):
-            self._positions.pop(record.id, None)
-            self._to_read.pop(record.id, None)
-            self._index.remove(record.id)
+            self._forget(record.id)
             return
         position = self._positions.get(record.id)
         if position is None:
-            self._to_read.setdefault(record.id, "joined")
+            self._to_read.setdefault(record.id, self._unreadable.pop(record.id, "joined"))
         elif record.epoch != position.epoch:
             self._doubt(record.id, "epoch")
 
@@ -226,10 +224,13 @@ class Follower:
     def _leave(self, replica_id: str, reason: str) -> None:
         if self._fleet.get(replica_id) is not None:
             _logger.info("replica %r left: %s", replica_id, reason)
-        self._positions.pop(replica_id, None)
-        self._to_read.pop(replica_id, None)
-        self._index.remove(replica_id)
+        self._forget(replica_id)
         self._fleet.leave(replica_id)
+
+    def _forget(self, replica_id: str) -> None:
+        for known in (self._positions, self._to_read, self._unreadable):
+            known.pop(replica_id, None)
+        self._index.remove(replica_id)
 
     # What they hold
 
@@ -241,8 +242,9 @@ class Follower:
     async def _read_again(self, replica_id: str) -> None:
         snapshot = await self._fleet_state.snapshot(replica_id)
         reason = self._to_read.pop(replica_id)
-        if snapshot is None:
-            return  # not complete there yet: the next discovery comes back to it
+        if snapshot is None:  # not complete there: the next discovery comes back to it
+            self._unreadable[replica_id] = reason
+            return
         self.reread[reason] += 1
         if reason != "joined":
             _logger.info("replica %r is read again: %s", replica_id, reason)
@@ -252,6 +254,7 @@ class Follower:
             self._positions[replica_id] = snapshot.last.position
         else:  # somebody changed the sets behind the publisher's back; it will notice and publish anew
             self._index.remove(replica_id)
+            self._unreadable[replica_id] = "checksum"
 
     async def _follow(self, wait: bool) -> bool:
         """Apply what is new in the logs. True when that was all of it."""
@@ -269,9 +272,7 @@ class Follower:
         position = self._positions.get(entry.replica_id)
         if position is None:
             return  # in doubt since an earlier entry
-        if entry.position <= position:
-            self.repeated_deltas += 1
-        elif entry.delta is None:
+        if entry.delta is None:
             self._doubt(entry.replica_id, "malformed")
         elif entry.position.epoch != position.epoch:
             self._doubt(entry.replica_id, "epoch")
