@@ -91,7 +91,7 @@ class ReplicaApplication:
         service.check_model(parsed.routing.model)
         encoded = await service.encode(parsed.routing.prompt)
         shape = response_of(
-            request.path, request[_REQUEST_ID], service.model.name, int(time.time()), parsed.include_usage
+            request.path, _request_id(request), service.model.name, int(time.time()), parsed.include_usage
         )
         with service.answer(parsed, encoded, request.headers.get("x-warmroute-tenant", "")) as answer:
             first = await answer.next()
@@ -153,12 +153,11 @@ class ReplicaApplication:
     # -- around every request ----------------------------------------------------------------------------------------
 
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        response.headers["x-request-id"] = request[_REQUEST_ID]
+        response.headers["x-request-id"] = _request_id(request)
         response.headers["x-warmroute-replica"] = self._replica_id
 
     @web.middleware
     async def _answer_errors(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        request[_REQUEST_ID] = _request_id(request)
         outcome = "aborted"
         try:
             response = await handler(request)
@@ -234,12 +233,15 @@ async def _stream(request: web.Request, answer: Answer, part: Part, shape: Respo
 
 
 def _request_id(request: web.Request) -> str:
-    given = request.headers.get("x-request-id", "")
-    return given if _SANE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    """The client's, if it is sane; else one of ours, the same each time."""
+    if _REQUEST_ID not in request:
+        given = request.headers.get("x-request-id", "")
+        request[_REQUEST_ID] = given if _SANE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return request[_REQUEST_ID]
 
 
 def _error_response(error: ApiError, request: web.Request) -> web.Response:
-    body = error.body(dialect_of(request.path), request[_REQUEST_ID])
+    body = error.body(dialect_of(request.path), _request_id(request))
     response = _json_bytes(body, error.status)
     response.headers.update(error.headers())
     return response

@@ -44,6 +44,9 @@ _BACKLOG = 4096
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
+_protocol_logger = logging.getLogger(f"{__name__}.protocol")
+# Broken HTTP is its sender's business, who gets a 400; and what is quoted from it may be a secret.
+_protocol_logger.setLevel(logging.CRITICAL)
 
 
 def run(settings: ReplicaSettings) -> int:
@@ -110,6 +113,7 @@ class ReplicaServer:
             self._application.build(),
             handler_cancellation=True,
             access_log=None,
+            logger=_protocol_logger,
             shutdown_timeout=_LAST_WORDS_SECONDS,
         )
         await self._runner.setup()
@@ -124,7 +128,7 @@ class ReplicaServer:
         self._membership = Membership(loaded.identity, loaded.backend, fleet_state)
         model = _served_model(settings, loaded)
         start_engine = partial(_start_engine, settings, loaded.backend, model, self._membership)
-        self.service = Service(model, start_engine, self._metrics, settings.secret)
+        self.service = Service(model, start_engine, self._metrics, settings.secret, settings.seed)
         self._metrics.watch(self.service.engine.state, loaded.backend.runner.num_blocks)
         self._membership.join(self.service)
         self._application.service = self.service

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,13 +52,16 @@ class Service:
         start_engine: Callable[[Deliver], Engine],
         metrics: ReplicaMetrics,
         secret: str = "",
+        seed: int = 0,
     ) -> None:
+        """`seed` decides the sampling of requests that bring none."""
         self.model = model
         self._metrics = metrics
         self._secret = secret
         self._loop = asyncio.get_running_loop()
         self._answers: dict[str, Answer] = {}
         self._numbers = itertools.count()
+        self._seeds = random.Random(seed)
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -137,7 +141,7 @@ class Service:
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=request.top_k,
-            seed=request.seed,
+            seed=self._seeds.getrandbits(63) if request.seed is None else request.seed,
             stop_token_ids=request.stop_token_ids,
             ignore_eos=request.ignore_eos,
         )

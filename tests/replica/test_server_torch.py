@@ -1,0 +1,49 @@
+"""The same server with the real engine in its seat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from replica.backend import BackendError
+from tests.replica.sim_server import CHAT, HELLO, serving
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'warmroute[engine]'")
+
+
+async def ask(client: aiohttp.ClientSession, **fields: Any) -> Any:
+    async with client.post(CHAT, json=HELLO | fields) as response:
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+
+def text_of(answer: Any) -> str:
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+async def test_tiny_answers_hits_its_cache_and_repeats_a_seed() -> None:
+    async with serving(engine="torch", threads=1, blocks=256) as (_, client):
+        opening = {"role": "user", "content": "tell me about the river and the sea " * 8}
+        first = await ask(client, messages=[opening], temperature=0, max_tokens=20)
+        reply = {"role": "assistant", "content": text_of(first)}
+        second = await ask(client, messages=[opening, reply, {"role": "user", "content": "more"}], temperature=0)
+        computed = first["usage"]["total_tokens"] - 1
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == computed - computed % 16
+
+        one, same, other = [text_of(await ask(client, seed=seed, max_tokens=20)) for seed in (1, 1, 2)]
+        assert one == same != other
+
+        ended = await ask(client, max_tokens=None, temperature=0)
+        assert ended["choices"][0]["finish_reason"] == "stop"
+        assert "<|" not in text_of(ended)
+
+
+async def test_a_directory_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=str(tmp_path)) as raised:
+        async with serving(engine="torch", model=str(tmp_path)):
+            pass
+    assert "\n" not in str(raised.value)
