@@ -68,31 +68,25 @@ def _torch(settings: ReplicaSettings) -> Backend:
     try:
         import torch
 
-        from replica.kv_budget import blocks_that_fit
         from replica.model_loader import ModelLoadError, load
         from replica.model_runner import ModelRunner
+        from replica.pool_size import pool_blocks
     except ImportError as error:
-        raise BackendError(
-            f"--engine torch needs what is not installed ({error}): pip install 'warmroute[engine]'"
-        ) from error
+        raise BackendError(f"--engine torch lacks {error.name}: pip install 'warmroute[engine]'") from error
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     try:
         loaded = load(settings.model, settings.device, settings.dtype)
+        blocks = pool_blocks(loaded.model, settings.block_size, settings.blocks)
     except ModelLoadError as error:
         raise BackendError(str(error)) from error
-    blocks = settings.blocks or blocks_that_fit(loaded.model, settings.block_size)
-    try:
-        runner = ModelRunner(loaded.model, blocks, settings.block_size)
-    except RuntimeError as error:  # torch has no class of its own for memory that is not there
-        reason = str(error).partition("\n")[0]
-        raise BackendError(f"no room for {blocks} KV blocks ({reason}); choose fewer --blocks") from error
+    device, dtype = loaded.model.device.type, str(loaded.model.dtype).removeprefix("torch.")
     return Backend(
-        runner=runner,
+        runner=ModelRunner(loaded.model, blocks, settings.block_size),
         bundle=loaded.bundle,
         weights_id=loaded.weights_id,
         context_tokens=loaded.context_tokens,
         eos_token_ids=loaded.eos_token_ids,
-        replica_class=f"{settings.model}/torch/{loaded.model.device.type}/{str(loaded.model.dtype).removeprefix('torch.')}",
+        replica_class=f"{settings.model}/torch/{device}/{dtype}",
     )
