@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 __all__ = ["EmbeddedRedisError", "RedisServer", "find_or_start", "start"]
 
@@ -130,7 +132,8 @@ def _running(executable: str, port: int) -> Iterator[RedisServer]:
 def _wait_until_answering(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     """Until *this* process answers: another server on the port would do so too."""
     deadline = time.monotonic() + _START_SECONDS
-    with redis.Redis(port=port, socket_timeout=1, socket_connect_timeout=1) as client:
+    once = Retry(NoBackoff(), 0)
+    with redis.Redis(port=port, socket_timeout=0.5, socket_connect_timeout=0.5, retry=once) as client:
         while process.poll() is None and time.monotonic() < deadline:
             try:
                 if client.info("server")["process_id"] == process.pid:
