@@ -31,8 +31,6 @@ class ModelRunner:
         self._model = model
         self._pool = KVPool(kv_shape(model.config), num_blocks, block_size, model.dtype, model.device)
         model.set_attn_implementation(PAGED)
-        # Nobody asks for these; collecting them would cost time and memory in every layer.
-        model.config.output_attentions = model.config.output_hidden_states = False
 
     def execute(self, chunks: Items[Chunk]) -> StepResult:
         started = time.perf_counter()
