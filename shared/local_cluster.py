@@ -31,7 +31,7 @@ import redis
 from shared.embedded_redis import EmbeddedRedisError, find_or_start
 from shared.settings import UpSettings
 from shared.supervisor import Child, ChildFailedError, Program, stop_all
-from shared.telemetry import fields
+from shared.telemetry import fields, set_up_logging
 
 __all__ = [
     "Interrupted",
@@ -43,8 +43,8 @@ __all__ = [
     "threads_per_replica",
 ]
 
-_STOP_SECONDS = 15.0
-"""For the router, then for the replicas; what still runs then is killed."""
+_LAST_WORDS_SECONDS = 3.0
+"""After the grace time, for a child to tell its clients and end; what still runs then is killed."""
 _POLL_SECONDS = 0.05
 _WATCH_SECONDS = 0.2
 _HTTP_SECONDS = 2.0
@@ -65,7 +65,7 @@ def replica_program(settings: UpSettings, number: int, redis_url: str) -> Progra
     """Listens on a free port of the loopback, and says which."""
     name = f"replica-{number}"
     threads = settings.threads or threads_per_replica(settings.replicas)
-    flags: dict[str, str | int] = {
+    flags: dict[str, str | float] = {
         "host": "127.0.0.1",
         "port": 0,
         "id": name,
@@ -75,6 +75,7 @@ def replica_program(settings: UpSettings, number: int, redis_url: str) -> Progra
         "block-size": settings.block_size,
         "token-budget": settings.token_budget,
         "threads": threads,
+        "grace-seconds": settings.grace_seconds,
         "log-level": settings.log_level,
     }
     if settings.blocks is not None:
@@ -85,17 +86,18 @@ def replica_program(settings: UpSettings, number: int, redis_url: str) -> Progra
 
 
 def router_program(settings: UpSettings, redis_url: str) -> Program:
-    flags: dict[str, str | int] = {
+    flags: dict[str, str | float] = {
         "host": settings.host,
         "port": settings.port,
         "cluster": settings.cluster,
         "policy": settings.policy,
+        "grace-seconds": settings.grace_seconds,
         "log-level": settings.log_level,
     }
     return Program("router", ("router", *_as_flags(flags)), _shared_environment(settings, redis_url))
 
 
-def _as_flags(flags: dict[str, str | int]) -> Iterator[str]:
+def _as_flags(flags: dict[str, str | float]) -> Iterator[str]:
     return (f"--{name}={value}" for name, value in flags.items())
 
 
@@ -157,7 +159,7 @@ class LocalCluster:
         """In order: the router first, so that no request meets a replica that is gone. Bounded in time."""
         try:
             for places in (self._routers, self._replicas):
-                stop_all([place.child for place in places], _STOP_SECONDS)
+                stop_all([place.child for place in places], self._settings.grace_seconds + _LAST_WORDS_SECONDS)
         finally:
             for child in self.children:
                 child.close()
@@ -180,6 +182,7 @@ class Interrupted(Exception):  # noqa: N818
 
 def run(settings: UpSettings) -> int:
     """`warmroute up`: returns the exit code."""
+    set_up_logging(settings.log_level, "warmroute up")
     with _signals() as interrupted:
         try:
             _check_port(settings.host, settings.port)

@@ -67,8 +67,8 @@ def _log_level() -> Any:
     return setting("info", "least level that is logged", choices=_LEVELS)
 
 
-def _grace() -> Any:
-    return setting(30.0, "seconds that running requests get to end when stopped", low=0, high=_HOUR_SECONDS)
+def _grace(default: float = 30.0) -> Any:
+    return setting(default, "seconds that running requests get to end when stopped", low=0, high=_HOUR_SECONDS)
 
 
 def _policy() -> Any:
@@ -189,6 +189,7 @@ class UpSettings:
     token_budget: int = _token_budget()
     threads: int | None = _threads()
     log_level: str = _log_level()
+    grace_seconds: float = _grace(10.0)
     ready_timeout_seconds: float = setting(300.0, "until all must be ready", low=1, high=_DAY_SECONDS)
 
     def __post_init__(self) -> None:
