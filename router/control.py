@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 class _RouteFields(msgspec.Struct):
     path: str = ""
-    messages: msgspec.Raw | None = None
+    messages: msgspec.Raw = msgspec.Raw()
 
 
 class Control:
@@ -102,7 +102,7 @@ class Control:
             given = msgspec.json.decode(text, type=_RouteFields)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ApiError(400, "invalid_json", f"the body is not a JSON object of the right shape: {error}") from None
-        path = given.path or (COMPLETIONS_PATH if given.messages is None else CHAT_PATH)
+        path = given.path or (CHAT_PATH if given.messages else COMPLETIONS_PATH)
         if path not in GENERATION_PATHS:
             raise invalid_value("path", f"must be one of {', '.join(GENERATION_PATHS)}")
         routing = parse_routing(path, text)

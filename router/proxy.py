@@ -84,9 +84,9 @@ class Proxy:
         return await self._answer(request, self._pass_through)
 
     def cut_off(self) -> None:
-        """Hang up on every replica: what is still streaming ends with an error its client understands."""
+        """The router goes away: what is still streaming ends with an error its client understands."""
         for upstream in list(self._open):
-            upstream.close()
+            upstream.cut()
 
     async def _answer(
         self,
@@ -199,8 +199,10 @@ class Proxy:
                 raise _TryElsewhere(failure) from None
             raise failure from None
         except BrokenOffError as broken:
-            self._note_failure(replica_id, broken.error)
-            exchange.outcome = "replica_broke_off"
+            exchange.outcome = "shutting_down"
+            if broken.error.failure != "cut":
+                self._note_failure(replica_id, broken.error)
+                exchange.outcome = "replica_broke_off"
             return broken.response
         finally:
             self._health.abandoned(replica_id)

@@ -55,12 +55,16 @@ async def _end_broken(
 ) -> None:
     events = upstream.headers.get("Content-Type", "").startswith("text/event-stream")
     if events and "Content-Length" not in response.headers and "Content-Encoding" not in response.headers:
-        failure = ApiError(
-            502, "replica_failed", f"the replica failed while answering: {error}; send the request again"
-        )
+        failure = _failure(error)
         # The blank line ends an event that was cut short.
         await response.write(b"\n\n" + error_frames(failure, dialect_of(exchange.path), exchange.request_id))
         await response.write_eof()
     elif request.transport is not None:
         # A truncated body must not look complete.
         request.transport.abort()
+
+
+def _failure(error: UpstreamError) -> ApiError:
+    if error.failure == "cut":
+        return ApiError(503, "shutting_down", "this router is shutting down: send the request again")
+    return ApiError(502, "replica_failed", f"the replica failed while answering: {error}; send the request again")

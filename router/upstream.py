@@ -27,7 +27,7 @@ _IDLE_SECONDS = 4.0
 _LARGE_BYTES = 1 << 20
 _OWN_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
-Failure = Literal["unreachable", "broken", "timeout"]
+Failure = Literal["unreachable", "broken", "timeout", "cut"]
 
 
 class UpstreamError(Exception):
@@ -41,12 +41,13 @@ class UpstreamError(Exception):
 class UpstreamResponse:
     """An answer that has begun."""
 
-    __slots__ = ("_chunk_timeout_seconds", "_response", "_timeout_seconds", "headers", "status")
+    __slots__ = ("_chunk_timeout_seconds", "_cut", "_response", "_timeout_seconds", "headers", "status")
 
     def __init__(
         self, response: aiohttp.ClientResponse, first_byte_timeout_seconds: float, chunk_timeout_seconds: float
     ) -> None:
         self._response = response
+        self._cut = False
         # Some engines send the head at once and the first byte after the prefill: the first read may take as long.
         self._timeout_seconds = first_byte_timeout_seconds
         self._chunk_timeout_seconds = chunk_timeout_seconds
@@ -71,7 +72,14 @@ class UpstreamResponse:
         except TimeoutError:
             raise UpstreamError("timeout", f"it sent nothing for {self._timeout_seconds:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
+            if self._cut:
+                raise UpstreamError("cut", "it was cut off") from None
             raise UpstreamError("broken", f"its answer broke off ({_name(error)})") from None
+
+    def cut(self) -> None:
+        """Hang up while another task reads: its `read` raises UpstreamError, `cut`."""
+        self._cut = True
+        self._response.close()
 
     def close(self) -> None:
         """Hang up, unless the answer is complete; then the connection is already back in the pool."""

@@ -1,0 +1,215 @@
+"""The router over real replicas with the simulated engine, joined through a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+
+from replica.server import ReplicaServer
+from router.app import Router
+from shared.settings import ReplicaSettings, RouterSettings
+from tests.helpers import eventually
+from tests.restartable_redis import restartable_redis
+from tests.router.conftest import Bench
+from tests.router.fake_replica import FakeReplica
+
+
+class LiveFleet:
+    def __init__(self, stack: AsyncExitStack, redis_url: str) -> None:
+        self._stack = stack
+        self.redis_url = redis_url
+        self.replicas: dict[str, ReplicaServer] = {}
+
+    async def replica(self, replica_id: str, **settings: Any) -> ReplicaServer:
+        given: dict[str, Any] = {"engine": "sim", "port": 0, "blocks": 1024, "sim_base_seconds": 0.001}
+        server = ReplicaServer(ReplicaSettings(id=replica_id, redis=self.redis_url, **(given | settings)))
+        await server.listen()
+        self.replicas[replica_id] = server
+        await server.load()
+        return server
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(server.stop(0) for server in self.replicas.values()))
+
+    async def router(self, **settings: Any) -> Bench:
+        given: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "redis": self.redis_url}
+        router = await self._stack.enter_async_context(Router(RouterSettings(**(given | settings))))
+        client = await self._stack.enter_async_context(aiohttp.ClientSession())
+        await eventually(lambda: len(router.fleet) == len(self.replicas), what="fleet known")
+        await eventually(lambda: router.view.step == "exact", what="exact view")
+        if self.replicas:
+            await eventually(lambda: router.fleet.namespaces("tiny")[0].encoder, what="tokenizer fetched")
+        no_fakes: list[FakeReplica] = []
+        return Bench(router, no_fakes, client)
+
+
+@pytest.fixture
+async def live(redis_url: str) -> AsyncIterator[LiveFleet]:
+    async with AsyncExitStack() as stack:
+        fleet = LiveFleet(stack, redis_url)
+        stack.push_async_callback(fleet.stop)
+        yield fleet
+
+
+async def say(client: aiohttp.ClientSession, url: str, *turns: str, stream: bool = False) -> aiohttp.ClientResponse:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[number % 2], "content": turn} for number, turn in enumerate(turns)]
+    body = {"model": "tiny", "messages": messages, "max_tokens": 4, "stream": stream}
+    async with client.post(url + "/v1/chat/completions", json=body) as response:
+        await response.read()
+        assert response.status == 200, await response.text()
+        return response
+
+
+def headers(response: aiohttp.ClientResponse) -> tuple[str, int, int]:
+    """Replica, predicted and cached tokens."""
+    said = response.headers
+    return (
+        said["x-warmroute-replica"],
+        int(said["x-warmroute-predicted-tokens"]),
+        int(said["x-warmroute-cached-tokens"]),
+    )
+
+
+def story(name: str) -> str:
+    return f"{name}: " + " ".join(f"{name}{number} went on" for number in range(120))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_two_replicas_warmed_with_different_prefixes_are_found_by_content(live: LiveFleet, stream: bool) -> None:
+    one, two = await live.replica("one"), await live.replica("two")
+    b = await live.router()
+    await say(b.client, one.url, story("apple"))
+    await say(b.client, two.url, story("pear"))
+    await eventually(lambda: all(b.router.index.held(name).device.blocks > 10 for name in ("one", "two")))
+    for _ in range(3):
+        for name, text in (("one", "apple"), ("two", "pear")):
+            replica, predicted, cached = headers(
+                await say(b.client, b.router.url, story(text), "ok", "and then?", stream=stream)
+            )
+            assert replica == name
+            assert predicted > 200
+            assert cached >= predicted - 16
+    await b.settled()
+
+
+async def test_a_conversation_stays_with_its_replica_and_the_engine_confirms_the_prediction(live: LiveFleet) -> None:
+    for name in ("one", "two", "three"):
+        await live.replica(name)
+    b = await live.router()
+    for person in ("ann", "bob", "eve", "dan"):
+        turns = [story(person)]
+        home, predicted, cached = headers(await say(b.client, b.router.url, *turns))
+        for turn in range(3):
+            blocks = b.router.index.held(home).device.blocks
+            await eventually(lambda blocks=blocks: b.router.index.held(home).device.blocks >= blocks)  # type: ignore[misc]  # noqa: B023
+            before = cached
+            turns += ["I see.", f"question {turn} " * 20]
+            replica, predicted, cached = headers(await say(b.client, b.router.url, *turns))
+            assert replica == home
+            assert cached > before
+            assert predicted <= cached
+    assert all(b.router.placement.trust.factor(name) == 1.0 for name in live.replicas)
+
+
+async def test_round_robin_is_blind_to_all_that(live: LiveFleet) -> None:
+    await live.replica("one")
+    await live.replica("two")
+    b = await live.router(policy="round-robin")
+    used = [headers(await say(b.client, b.router.url, story("same")))[0] for _ in range(4)]
+    assert used == ["one", "two", "one", "two"]
+
+
+async def test_a_burst_with_one_cold_prefix_is_kept_together_by_promises(live: LiveFleet) -> None:
+    for name in ("one", "two", "three"):
+        await live.replica(name, sim_per_token_seconds=1e-3)
+    b = await live.router()
+    answers = await asyncio.gather(*(say(b.client, b.router.url, story("burst"), stream=True) for _ in range(6)))
+    used = {headers(answer)[0] for answer in answers}
+    reasons = {answer.headers["x-warmroute-reason"] for answer in answers}
+    assert len(used) == 1
+    assert "promised" in reasons
+    await b.settled()
+
+
+async def test_the_dry_run_shows_every_candidate_and_changes_nothing(live: LiveFleet) -> None:
+    await live.replica("one")
+    two = await live.replica("two")
+    b = await live.router()
+    await say(b.client, two.url, story("dry"))
+    await eventually(lambda: b.router.index.held("two").device.blocks > 10)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": story("dry")}]}
+    async with b.client.post(b.router.url + "/route", json=body) as response:
+        decision = await response.json()
+    assert decision["chosen"]["replica_id"] == "two"
+    assert decision["chosen"]["matched_tokens"] > 200
+    assert {candidate["replica_id"] for candidate in decision["candidates"]} == {"one", "two"}
+    assert decision["sentence"].startswith("two by cache-aware (warm)")
+    async with b.client.post(
+        b.router.url + "/route", json={"path": "/v1/completions", "model": "tiny", "prompt": "x"}
+    ) as response:
+        assert (await response.json())["prompt_tokens"] >= 1
+    async with b.client.post(b.router.url + "/route", json={"path": "/nowhere"}) as response:
+        assert response.status == 400
+    await b.settled()
+
+
+async def test_the_fleet_page_tells_what_the_router_knows(live: LiveFleet) -> None:
+    await live.replica("one")
+    b = await live.router()
+    await say(b.client, b.router.url, story("fleet"))
+    await eventually(lambda: b.router.index.held("one").device.blocks > 10)
+    async with b.client.get(b.router.url + "/replicas") as response:
+        listed = (await response.json())["replicas"]
+    assert [(replica["id"], replica["state"], replica["model"]) for replica in listed] == [("one", "accepting", "tiny")]
+    assert listed[0]["blocks"] > 10
+    assert listed[0]["epoch"] > 0
+    assert listed[0]["load"]["free_blocks"] > 0
+    assert listed[0]["active"] == 0
+
+
+async def test_the_router_tokenizes_as_its_replicas_do(live: LiveFleet) -> None:
+    one = await live.replica("one")
+    b = await live.router()
+    for body in ({"messages": [{"role": "user", "content": "Warm up."}]}, {"prompt": "Warm up.", "model": "tiny"}):
+        answers = []
+        for url in (one.url, b.router.url):
+            async with b.client.post(url + "/tokenize", json=body) as response:
+                assert response.status == 200
+                answers.append((await response.json())["tokens"])
+        assert answers[0] == answers[1]
+
+
+async def test_a_replica_that_leaves_is_used_no_more_and_what_was_kept_for_it_is_forgotten(live: LiveFleet) -> None:
+    await live.replica("one")
+    await live.replica("two")
+    b = await live.router()
+    await say(b.client, b.router.url, story("leave"))
+    await live.replicas.pop("one").stop(0)
+    await eventually(lambda: [replica.id for replica in b.router.fleet] == ["two"], what="one has left")
+    assert {headers(await say(b.client, b.router.url, story("leave")))[0] for _ in range(4)} == {"two"}
+    await b.settled()
+
+
+async def test_a_router_without_redis_says_so_and_joins_when_it_comes() -> None:
+    async with AsyncExitStack() as stack:
+        redis = stack.enter_context(restartable_redis())
+        redis.kill()
+        fleet = LiveFleet(stack, redis.url)
+        stack.push_async_callback(fleet.stop)
+        router = await stack.enter_async_context(Router(RouterSettings(host="127.0.0.1", port=0, redis=redis.url)))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        async with client.get(router.url + "/ready") as response:
+            assert response.status == 503
+            assert "no replica has joined yet" in (await response.json())["error"]["message"]
+        async with client.get(router.url + "/health") as response:
+            assert response.status == 200
+        redis.restart()
+        await fleet.replica("one")
+        await eventually(lambda: len(router.fleet) == 1, what="one has joined")
+        assert headers(await say(client, router.url, story("late")))[0] == "one"
