@@ -117,7 +117,7 @@ scheduled time. A turn whose previous answer is late goes as soon as it can; tha
 <li>Every run starts with a fresh router and cold replicas: caches are emptied and seen to be empty. Policies take turns
 at going first. Each repeat has a seed of its own; ratios are paired by repeat.</li>
 <li>Requests that failed or were refused count against the policy, with all the time they were allowed.</li>
-<li>The load generator measures its own lag. A run whose lag at p99 exceeds a tenth of the median time to first token
+<li>The load generator measures its own lag. A run whose lag at p99 exceeds a fifth of the median time to first token
 is void and enters no figure.</li>
 <li>Hit rates are shares of prompt tokens, by the engines' own count. Imbalance is the prompt tokens of the busiest
 replica over the mean.</li>
