@@ -5,7 +5,7 @@ Loading takes seconds and more: call it in a thread. Torch is imported only wher
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from replica.runner import Runner
 from shared.fleet_records import CostCoefficients
@@ -59,7 +59,7 @@ def _simulated(settings: ReplicaSettings) -> Backend:
         weights_id="simulated",
         context_tokens=_SIMULATED_CONTEXT_TOKENS,
         eos_token_ids=frozenset({SPECIAL_TOKENS.index(END)}),
-        replica_class=f"tiny/sim/{cost}",
+        replica_class="/".join(("tiny", "sim", *map(str, astuple(cost)))),
         cost=CostCoefficients(cost.base_seconds, cost.per_token_seconds, cost.per_token_context_seconds),
     )
 

@@ -32,9 +32,10 @@ from replica.prefix_cache import PrefixCache
 from replica.scheduler import Scheduler
 from replica.service import Deliver, ServedModel, Service
 from shared.fleet_state import FleetState
-from shared.prompts import PromptEncoder
+from shared.prompts import PromptEncoder, PromptError
 from shared.settings import ReplicaSettings
 from shared.telemetry import fields, set_up_logging
+from shared.tokenizer_bundle import BundleError
 
 __all__ = ["ReplicaServer", "run"]
 
@@ -154,8 +155,12 @@ class ReplicaServer:
 
 def _load(settings: ReplicaSettings, replica_id: str, url: str) -> _Loaded:
     backend = load_backend(settings)
-    encoder = PromptEncoder(backend.bundle)
-    return _Loaded(backend, encoder, identify(replica_id, url, settings.model, backend, encoder, settings.secret))
+    try:
+        encoder = PromptEncoder(backend.bundle)
+        identity = identify(replica_id, url, settings.model, backend, encoder, settings.secret)
+    except (BundleError, PromptError) as error:
+        raise BackendError(f"model {settings.model}: its tokenizer or chat template cannot be used: {error}") from error
+    return _Loaded(backend, encoder, identity)
 
 
 def _served_model(settings: ReplicaSettings, loaded: _Loaded) -> ServedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -103,6 +104,17 @@ async def test_the_second_turn_finds_the_first_in_the_cache_and_says_so(client: 
     assert response.headers["x-warmroute-cached-tokens"] == str(cached)
     details = second["usage"]["prompt_tokens_details"]
     assert cached + details["cache_write_tokens"] == second["usage"]["prompt_tokens"] // BLOCK_SIZE * BLOCK_SIZE
+
+
+async def test_a_streams_headers_already_tell_the_cached_tokens(client: aiohttp.ClientSession) -> None:
+    body = HELLO | {"messages": [{"role": "user", "content": "a stream of water " * 20}], "stream": True}
+    told = []
+    for _ in range(2):
+        async with client.post(CHAT, json=body) as response:
+            told.append(int(response.headers["x-warmroute-cached-tokens"]))
+            await response.read()
+    assert told[0] == 0
+    assert told[1] >= 2 * BLOCK_SIZE
 
 
 async def test_anthropic_usage_adds_up_to_all_input_tokens(client: aiohttp.ClientSession) -> None:
@@ -271,3 +283,18 @@ async def test_a_wrong_method_is_told_the_right_one(client: aiohttp.ClientSessio
 async def test_a_body_that_is_not_what_its_encoding_says_is_refused(client: aiohttp.ClientSession) -> None:
     async with client.post(CHAT, data=b"not gzip", headers={"Content-Encoding": "gzip"}, compress=False) as response:
         assert response.status == 400
+        assert (await response.json())["error"]["code"] == "invalid_body"
+
+
+async def test_a_body_may_come_compressed_but_not_to_smuggle_in_a_larger_one(client: aiohttp.ClientSession) -> None:
+    headers = {"Content-Encoding": "gzip"}
+    async with client.post(CHAT, data=gzip.compress(json.dumps(HELLO).encode()), headers=headers) as response:
+        assert response.status == 200
+    async with client.post(CHAT, data=gzip.compress(b" " * 10_000_000), headers=headers) as response:
+        assert response.status == 413
+
+
+async def test_a_refusal_before_any_handler_still_carries_its_headers(client: aiohttp.ClientSession) -> None:
+    async with client.post(CHAT, json=HELLO, headers={"Expect": "the unexpected"}) as response:
+        assert response.status == 417
+        assert response.headers["x-request-id"]

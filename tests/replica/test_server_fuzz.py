@@ -59,7 +59,7 @@ async def test_any_body_gets_a_proper_answer_and_the_server_goes_on() -> None:
             asyncio.run_coroutine_threadsafe(answered(client, path, body), loop).result(30)
 
         property_test = settings(
-            deadline=None, max_examples=300, suppress_health_check=[HealthCheck.nested_given, HealthCheck.too_slow]
+            deadline=None, max_examples=150, suppress_health_check=[HealthCheck.nested_given, HealthCheck.too_slow]
         )(given(st.sampled_from((*GENERATION_PATHS, "/tokenize")), BODIES | BYTES)(check))
         await asyncio.to_thread(property_test)
         assert server.service is not None
