@@ -13,11 +13,11 @@ import msgspec
 
 from shared.api_errors import ApiError, invalid_value, unsupported
 
-__all__ = ["Fields", "decode_object", "decoder_of"]
+__all__ = ["Decode", "Fields", "decode_object", "decoder_of"]
 
-MOST_TOKEN_ID = (1 << 32) - 1
+_MOST_TOKEN_ID = (1 << 32) - 1
 
-_TokenIds = list[Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKEN_ID)]]
+_TokenIds = list[Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKEN_ID)]]
 
 Decode = Callable[[bytes], dict[str, Any]]
 

@@ -13,7 +13,17 @@ from shared.api_errors import invalid_value
 from shared.api_fields import Fields
 from shared.prompts import PromptInput
 
-__all__ = ["GenerationRequest", "RoutingFields", "sampling_seed", "stop_strings"]
+__all__ = [
+    "GenerationRequest",
+    "MOST_TOKENS",
+    "RoutingFields",
+    "agreed",
+    "most_likely",
+    "nucleus",
+    "sampling_seed",
+    "stop_strings",
+    "stop_token_ids",
+]
 
 MOST_TOKENS = (1 << 31) - 1
 _MOST_STOPS = 16
