@@ -160,6 +160,7 @@ class Publisher:
         if self._task is None:
             return
         self._stopping = True  # a client library may swallow the cancellation
+        self._stopping = True
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -193,7 +194,8 @@ class Publisher:
                 self._enter(
                     "away", logging.WARNING, f"Redis is away ({error}): serving on, and publishing when it is back"
                 )
-            await self._pause()
+            if not self._stopping:
+                await self._pause()
 
     async def _pause(self) -> None:
         now = self._clock()
@@ -202,7 +204,7 @@ class Publisher:
         elif self._changed:  # no use in waking up for more
             await asyncio.sleep(min(self._flush_at, self._renew_at) - now)
         else:
-            with suppress(TimeoutError):  # not wait_for: until Python 3.12 it can swallow a cancellation
+            with suppress(TimeoutError):
                 async with asyncio.timeout(max(self._renew_at - now, 0.0)):
                     await self._wake.wait()
 

@@ -43,6 +43,7 @@ _EXACT_SECONDS = 2.0
 """A view older than this is not called exact any more."""
 _STALE_SECONDS = 300.0
 """And one older than this says nothing: caches have turned over."""
+_VANISHED_SECONDS = 60.0
 _FIRST_RETRY_SECONDS = 0.1
 _LAST_RETRY_SECONDS = 1.0
 _APPLY_KEYS = 2048
@@ -90,7 +91,9 @@ class Follower:
         self._current_at: float | None = None
         self._keep_all_until = 0.0
         self._lost_by_redis: set[str] = set()
+        self._vacant_since: dict[str, float] = {}
         self._away = False
+        self._stopping = False
         self._task: asyncio.Task[None] | None = None
         self.reread: Counter[RereadReason] = Counter()
         """Snapshots read, by reason."""
@@ -100,6 +103,9 @@ class Follower:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="follower")
 
     async def stop(self) -> None:
+        # Cancelling alone is not enough: until Python 3.12 asyncio.wait_for, which the Redis client uses to send, may
+        # swallow it.
+        self._stopping = True
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -121,7 +127,7 @@ class Follower:
 
     async def _run(self) -> None:
         retry_seconds = _FIRST_RETRY_SECONDS
-        while True:
+        while not self._stopping:
             try:
                 await self._step()
             except FleetStateUnavailable as error:
@@ -169,6 +175,7 @@ class Follower:
                 self._welcome(record, now)
         for replica_id in known - records.keys():
             self._miss(replica_id, replica_id in listed, now)
+        await self._unlist_the_vanished(listed - records.keys(), now)
 
     def _welcome(self, record: ReplicaRecord, now: float) -> None:
         known = self._fleet.get(record.id)
@@ -220,6 +227,13 @@ class Follower:
             self._lost_by_redis.add(replica_id)
         else:
             self._leave(replica_id, "its lease has run out")
+
+    async def _unlist_the_vanished(self, vacant: set[str], now: float) -> None:
+        # Crashed replicas with made-up names would lengthen the list for ever.
+        self._vacant_since = {replica_id: self._vacant_since.get(replica_id, now) for replica_id in vacant}
+        vanished = [replica_id for replica_id, since in self._vacant_since.items() if now - since > _VANISHED_SECONDS]
+        if vanished:
+            await self._fleet_state.unlist(vanished)
 
     def _leave(self, replica_id: str, reason: str) -> None:
         if self._fleet.get(replica_id) is not None:

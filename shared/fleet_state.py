@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
 
@@ -175,6 +175,11 @@ class FleetState:
         with _unavailable():
             members = await _answer(self._redis.smembers(self._prefix + "replicas"))
         return {member.decode(errors="replace") for member in members}
+
+    async def unlist(self, ids: Collection[str]) -> None:
+        """Take names off the list that nobody has had for long; a replica that does live lists itself each second."""
+        with _unavailable():
+            await _answer(self._redis.srem(self._prefix + "replicas", *ids))
 
     async def records(self, ids: Iterable[str]) -> dict[str, ReplicaRecord]:
         """The records of those replicas whose lease runs; a record that must not be used is counted and left out."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -50,10 +51,10 @@ class Router:
 
 
 @asynccontextmanager
-async def following(url: str, secret: str = "", timeout_seconds: float = 1.0) -> AsyncIterator[Router]:
-    state = FleetState(url, secret=secret, timeout_seconds=timeout_seconds)
+async def following(url: str, secret: str = "", clock: Callable[[], float] = time.monotonic) -> AsyncIterator[Router]:
+    state = FleetState(url, secret=secret, timeout_seconds=1.0)
     fleet, index = Fleet(), BlockIndex()
-    follower = Follower(state, fleet, index, secret)
+    follower = Follower(state, fleet, index, secret, clock=clock)
     follower.start()
     try:
         yield Router(fleet, index, follower)
@@ -208,6 +209,35 @@ async def test_a_draining_replica_is_known_as_such_within_a_second_or_two(redis_
         member.record = make_record(state="draining")
         member.publisher.announce_soon()
         await eventually(lambda: router.states() == {"r1": "draining"}, timeout_seconds=2.5)
+
+
+async def test_names_that_nobody_has_had_for_a_minute_are_taken_off_the_list(redis_url: str, client: Any) -> None:
+    client.sadd("warmroute:{default}:replicas", "crashed-long-ago")
+    hurried = lambda: time.monotonic() * 200  # noqa: E731 - a minute in 0.3 s
+    async with Member(redis_url) as member:
+        await eventually(lambda: member.publisher.current)
+        async with following(redis_url, clock=hurried) as router:
+            await eventually(lambda: client.smembers("warmroute:{default}:replicas") == {b"r1"})
+            assert router.states() == {"r1": "accepting"}
+
+
+async def test_leases_that_ran_out_during_an_outage_empty_no_fleet() -> None:
+    with restartable_redis() as server:
+        async with following(server.url) as router:
+            async with Member(server.url) as member:
+                member.compute(range(40))
+                await eventually(lambda: router.knows(member))
+                await member.crash()  # so that nothing but the router comes back for now
+                server.kill()
+                await eventually(lambda: router.follower._away)
+                server.restart()
+                server.client.sadd("warmroute:{default}:replicas", "r1")  # restored from a dump, the lease long over
+                await eventually(lambda: not router.follower._away)
+                assert router.states() == {"r1": "accepting"}
+                assert router.follower.view.step == "stale"
+            async with Member(server.url) as again:
+                again.compute(range(20))
+                await eventually(lambda: router.knows(again) and router.follower.view.step == "exact")
 
 
 async def test_a_flushed_redis_empties_no_fleet(redis_url: str, client: Any) -> None:
