@@ -1,9 +1,9 @@
 """Jinja for templates of strangers: immutable sandbox, and an end to every rendering.
 
 A chat template comes with a model and runs on the router's event loop. Here each loop iteration, call and filter is
-a step, each string that is built counts its characters, and one rendering has a budget of both; a single operation
-that would size a text by a huge number or by the product of two long texts is refused beforehand. A template that
-runs away ends with RunawayTemplateError, within a second or so.
+a step, each string that is built counts its characters, and one rendering has a budget of both, and of CPU seconds; a
+single operation that would size a text by a huge number or by the product of two long texts is refused beforehand. A
+template that runs away ends with RunawayTemplateError.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,7 +28,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 __all__ = ["RunawayTemplateError", "TemplateSandbox"]
 
 _MAX_STEPS = 1_000_000
-_CALL_STEPS = 5
+_MAX_SECONDS = 1.0
+"""Of this thread's CPU time, so that a busy machine refuses nothing. Looked at every `_STEPS_PER_LOOK` steps."""
+_STEPS_PER_LOOK = 64
 _MAX_CHARACTERS = 256 * 2**20
 _MAX_PRODUCT = 2**30
 _MAX_EXPONENT = 64
@@ -45,8 +48,10 @@ class RunawayTemplateError(Exception):
 @dataclass(slots=True)
 class _Budget:
     now: datetime
+    end_seconds: float
     steps: int = _MAX_STEPS
     characters: int = _MAX_CHARACTERS
+    look_at_steps: int = _MAX_STEPS - _STEPS_PER_LOOK
 
 
 _budget: ContextVar[_Budget] = ContextVar("budget")
@@ -77,7 +82,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def run(self, template: jinja2.Template, variables: Mapping[str, Any], now: datetime) -> str:
         """Render with a fresh budget. Raises RunawayTemplateError, or whatever the template raises."""
-        token = _budget.set(_Budget(now))
+        token = _budget.set(_Budget(now, time.thread_time() + _MAX_SECONDS))
         try:
             pieces = []
             for piece in template.root_render_func(template.new_context(dict(variables))):
@@ -92,7 +97,6 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             args = tuple(_metered_items(items) for items in args)
         elif __obj is not __self.globals["range"]:
             _refuse_huge(getattr(__obj, "__self__", None), *args, *kwargs.values())
-        _spend(_CALL_STEPS)
         return _spend_for(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -141,6 +145,10 @@ def _spend(steps: int, characters: int = 0) -> None:
     budget.characters -= characters
     if budget.steps < 0 or budget.characters < 0:
         raise RunawayTemplateError("more steps or more text than any conversation needs")
+    if budget.steps < budget.look_at_steps:
+        budget.look_at_steps = budget.steps - _STEPS_PER_LOOK
+        if time.thread_time() > budget.end_seconds:
+            raise RunawayTemplateError(f"more than {_MAX_SECONDS:g} s of work")
 
 
 def _spend_for(result: Any) -> Any:
@@ -148,15 +156,8 @@ def _spend_for(result: Any) -> Any:
     return result
 
 
-def _metered_items(items: Iterable[Any]) -> Iterable[Any]:
-    """What every `for` goes through: sized collections pay at once, others as they go."""
-    if isinstance(items, Sized):
-        _spend(len(items))
-        return items
-    return _metered_iterator(iter(items))
-
-
-def _metered_iterator(items: Iterator[Any]) -> Iterator[Any]:
+def _metered_items(items: Iterable[Any]) -> Iterator[Any]:
+    """What every `for` goes through."""
     for item in items:
         _spend(1)
         yield item

@@ -158,6 +158,7 @@ def test_a_template_that_does_not_compile_is_a_bad_bundle() -> None:
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{% for a in 'abcdefghij' * 9 recursive %}{{ loop('abcdefghij' * 9) if loop.depth < 9 }}{% endfor %}",
         "{% for a in range(9999) %}{{ messages[0].content * 99999 }}{% endfor %}",
+        "{% for a in range(99999) %}" + "{% if a.b.c.d is defined %}x{% endif %}" * 5000 + "{% endfor %}",
         "{{ 'x' * 10 ** 10 }}",
         "{{ 9 ** 9 ** 9 }}",
         "{{ [0] * 10 ** 10 }}",
@@ -173,10 +174,14 @@ def test_a_template_that_does_not_compile_is_a_bad_bundle() -> None:
     ],
 )
 def test_a_hostile_template_is_stopped(source: str) -> None:
-    began = time.monotonic()
-    with pytest.raises((PromptError, BundleError)):
-        ChatTemplate(source, {}).render([{"role": "user", "content": "x" * 1000}])
-    assert time.monotonic() - began < 10
+    try:
+        template = ChatTemplate(source, {})
+    except BundleError:
+        return  # a constant of absurd size is noticed even before
+    began = time.thread_time()
+    with pytest.raises(PromptError):
+        template.render([{"role": "user", "content": "x" * 1000}])
+    assert time.thread_time() - began < 3
 
 
 def test_a_stopped_template_leaves_the_next_rendering_its_whole_budget() -> None:
