@@ -173,12 +173,12 @@ class Router:
 
     def _figures(self) -> ReplicaFigures:
         now = time.monotonic()
-        ledger = self.placement.ledger
         ids = [replica.id for replica in self.fleet]
+        standings = {replica_id: self.placement.ledger.standing(replica_id, now) for replica_id in ids}
         return {
             "accepting": {replica.id: float(replica.accepting) for replica in self.fleet},
-            "active": {replica_id: ledger.active(replica_id) for replica_id in ids},
-            "wait_seconds": {replica_id: ledger.wait_seconds(replica_id, now) for replica_id in ids},
+            "active": {replica_id: standing.active for replica_id, standing in standings.items()},
+            "wait_seconds": {replica_id: standing.wait_seconds for replica_id, standing in standings.items()},
             "blocks": {replica_id: self.index.held(replica_id).device.blocks for replica_id in ids},
             "trust": {replica_id: self.placement.trust.factor(replica_id) for replica_id in ids},
             "breaker_open": {replica_id: float(self.health.state(replica_id, now) != "closed") for replica_id in ids},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 from router.fleet import Fleet, FleetReplica, Namespace
 from router.health import Health
@@ -17,6 +18,7 @@ from shared.prompts import EncodedPrompt
 __all__ = ["Candidates"]
 
 _PUBLIC_TENANT = ""
+_MOST_ROOTS = 1024
 
 
 class Candidates:
@@ -28,7 +30,7 @@ class Candidates:
         self._fleet = fleet
         self._health = health
         self._reader = reader
-        self._secret = secret
+        self._root_of = lru_cache(_MOST_ROOTS)(partial(namespace_root, tenant=_PUBLIC_TENANT, secret=secret))
         self.view = view
 
     async def read(self, routing: RoutingFields) -> Request:
@@ -41,7 +43,7 @@ class Candidates:
         if namespace is None or namespace.encoder is None:
             return self._reader.approximate(routing)
         # A fleet between two versions of a model is read by the more common one; the others match by promises alone.
-        root = namespace_root(namespace.fingerprint, _PUBLIC_TENANT, self._secret)
+        root = self._root_of(namespace.fingerprint)
         return await self._reader.exact(routing, namespace.encoder, root, namespace.block_size)
 
     async def tokenize(self, wanted: TokenizeRequest) -> EncodedPrompt | None:

@@ -132,7 +132,7 @@ class Control:
         return _json({"id": replica_id, "draining": draining})
 
     def _describe(self, replica: FleetReplica, now: float) -> dict[str, object]:
-        record, ledger = replica.record, self._placement.ledger
+        record, standing = replica.record, self._placement.ledger.standing(replica.id, now)
         return {
             "id": replica.id,
             "url": replica.url,
@@ -148,8 +148,8 @@ class Control:
             "reachable": self._health.reachable(replica.id),
             "breaker": self._health.state(replica.id, now),
             "trust": self._placement.trust.factor(replica.id),
-            "active": ledger.active(replica.id),
-            "wait_seconds": ledger.wait_seconds(replica.id, now),
+            "active": standing.active,
+            "wait_seconds": standing.wait_seconds,
         }
 
     def _require_admin(self, request: web.BaseRequest) -> None:

@@ -30,7 +30,7 @@ class _Breaker:
 
 
 class Health:
-    """Only replicas that failed lately have an entry; every `begin` is followed by one of the three endings."""
+    """Only replicas that failed lately have an entry. `begin` is followed by `succeeded`, `failed` or `abandoned`."""
 
     def __init__(self) -> None:
         self._breakers: dict[str, _Breaker] = {}
@@ -59,7 +59,16 @@ class Health:
         if breaker is not None and breaker.open_until is not None:
             breaker.trial_under_way = True
 
+    def answering(self, replica_id: str) -> None:
+        """An answer has begun. That ends a trial well enough to try others, but one more failure opens it again."""
+        breaker = self._breakers.get(replica_id)
+        if breaker is not None and breaker.open_until is not None:
+            breaker.open_until = None
+            breaker.trial_under_way = False
+            breaker.failures = _FAILURES_TO_OPEN - 1
+
     def succeeded(self, replica_id: str) -> None:
+        """An answer was complete."""
         self._breakers.pop(replica_id, None)
 
     def failed(self, replica_id: str, now: float) -> None:

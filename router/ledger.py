@@ -18,10 +18,11 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from shared.blocks import PublishedKey
 
-__all__ = ["Dispatch", "Ledger"]
+__all__ = ["Dispatch", "Ledger", "Standing"]
 
 _BACKLOG_MEMORY_SECONDS = 60.0
 
@@ -46,6 +47,23 @@ class Dispatch:
         self.streamed = streamed
         self.first_token_seen = False
         self.released = False
+
+
+class Standing(NamedTuple):
+    """How a replica stands now, by what this router has sent it."""
+
+    wait_seconds: float = 0.0
+    """Of prefill ahead of a request that would be dispatched now."""
+    backlog_share: float = 0.0
+    """Of the last minute, smoothed: the time in which it had a prefill under way."""
+    active: int = 0
+    decoding: int = 0
+    """Past their prefill."""
+    pending_tokens: int = 0
+    """Uncached, dispatched and not yet computed."""
+
+
+_IDLE = Standing()
 
 
 class _Account:
@@ -103,6 +121,12 @@ class _Account:
         served = max(0.0, now - self.head_since)
         self.head_since = now
         return served
+
+    def wait_seconds(self, now: float) -> float:
+        if not self.pending:
+            return 0.0
+        head = next(iter(self.pending)).service_seconds
+        return max(0.0, self.pending_seconds - head) + abs(head - (now - self.head_since))
 
     def advance(self, now: float) -> None:
         """Let the heads whose first token cannot be seen pass once their time is over."""
@@ -165,39 +189,23 @@ class Ledger:
             else:
                 references[key] -= 1
 
-    def wait_seconds(self, replica_id: str, now: float) -> float:
-        """Seconds of prefill ahead of a request that would be dispatched now."""
+    def standing(self, replica_id: str, now: float) -> Standing:
         account = self._accounts.get(replica_id)
         if account is None:
-            return 0.0
-        account.advance(now)
-        if not account.pending:
-            return 0.0
-        head = next(iter(account.pending)).service_seconds
-        return max(0.0, account.pending_seconds - head) + abs(head - (now - account.head_since))
-
-    def backlog_share(self, replica_id: str, now: float) -> float:
-        """Share of the last minute, smoothed, in which the replica had a prefill under way."""
-        account = self._accounts.get(replica_id)
-        if account is None:
-            return 0.0
+            return _IDLE
         account.advance(now)
         account.smooth(now)
-        return account.backlog_share
+        return Standing(
+            account.wait_seconds(now),
+            account.backlog_share,
+            account.active,
+            account.active - len(account.pending),
+            account.pending_tokens,
+        )
 
     def active(self, replica_id: str) -> int:
         account = self._accounts.get(replica_id)
         return account.active if account else 0
-
-    def decoding(self, replica_id: str) -> int:
-        """Requests past their prefill."""
-        account = self._accounts.get(replica_id)
-        return account.active - len(account.pending) if account else 0
-
-    def pending_tokens(self, replica_id: str) -> int:
-        """Uncached tokens dispatched and not yet computed."""
-        account = self._accounts.get(replica_id)
-        return account.pending_tokens if account else 0
 
     def promised_depth(self, replica_id: str, keys: Sequence[PublishedKey], held_blocks: int) -> int:
         """How deep the chain `keys` is held or promised there, given that its first `held_blocks` are held.

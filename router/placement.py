@@ -210,48 +210,42 @@ class Placement:
         self._sent.retain(replica_ids)
 
     def _price(self, request: Request, replicas: Sequence[Replica], now: float, view: View) -> list[Candidate]:
-        ledger = self.ledger
-        held = self._index.held_prefixes(request.keys) if view.usable and request.keys else {}
-        rho = min(_MAX_RHO, sum(ledger.backlog_share(replica.id, now) for replica in replicas) / len(replicas))
+        ledger, keys, block_size = self.ledger, request.keys, request.block_size
+        held = self._index.held_prefixes(keys) if view.usable and keys else {}
+        standings = [ledger.standing(replica.id, now) for replica in replicas]
+        rho = min(_MAX_RHO, sum(standing.backlog_share for standing in standings) / len(replicas))
+        # The last token of a prompt is always computed.
+        most_cached = max(0, request.prompt_tokens - 1)
         candidates = []
-        for replica in replicas:
+        for replica, standing in zip(replicas, standings, strict=True):
             replica_id = replica.id
-            held_blocks = (
-                held.get(replica_id, 0) if replica.publishes else self._sent.depth(replica_id, request.keys, now)
-            )
-            matched_blocks = ledger.promised_depth(replica_id, request.keys, held_blocks)
+            held_blocks = held.get(replica_id, 0) if replica.publishes else self._sent.depth(replica_id, keys, now)
+            matched_blocks = ledger.promised_depth(replica_id, keys, held_blocks)
+            matched_tokens = min(matched_blocks * block_size, most_cached)
             trust = self.trust.factor(replica_id)
-            matched_tokens = self._tokens(request, matched_blocks)
-            believed = int(matched_tokens * trust)
-            uncached = request.prompt_tokens - believed
+            uncached_tokens = request.prompt_tokens - int(matched_tokens * trust)
             cost = self.cost_model.coefficients(replica.replica_class, replica.cost)
-            service = service_seconds(cost, uncached, request.prompt_tokens)
-            wait = ledger.wait_seconds(replica_id, now)
+            service = service_seconds(cost, uncached_tokens, request.prompt_tokens)
             guard = self._guards.seconds(
                 cost,
                 replica.load,
-                uncached_tokens=uncached,
-                pending_tokens=ledger.pending_tokens(replica_id),
-                decoding=ledger.decoding(replica_id),
-                block_size=request.block_size,
+                uncached_tokens=uncached_tokens,
+                pending_tokens=standing.pending_tokens,
+                decoding=standing.decoding,
+                block_size=block_size,
             )
             candidates.append(
                 Candidate(
                     replica_id=replica_id,
                     held_blocks=held_blocks,
-                    held_tokens=self._tokens(request, held_blocks),
+                    held_tokens=min(held_blocks * block_size, most_cached),
                     matched_tokens=matched_tokens,
                     trust=trust,
-                    wait_seconds=wait,
+                    wait_seconds=standing.wait_seconds,
                     service_seconds=service,
                     guard_seconds=guard,
-                    cost_seconds=wait + service / (1.0 - rho) + guard,
-                    active=ledger.active(replica_id),
+                    cost_seconds=standing.wait_seconds + service / (1.0 - rho) + guard,
+                    active=standing.active,
                 )
             )
         return candidates
-
-    @staticmethod
-    def _tokens(request: Request, blocks: int) -> int:
-        # The last token of a prompt is always computed.
-        return max(0, min(blocks * request.block_size, request.prompt_tokens - 1))

@@ -16,7 +16,7 @@ import xxhash
 
 from router.policies.base import Request
 from shared.api import ApiError, RoutingFields
-from shared.blocks import BlockKey, PublishedKey, namespace_root, published_key
+from shared.blocks import BlockKey, PublishedKey, published_key
 from shared.prompts import ChatPrompt, EncodedPrompt, PromptEncoder, PromptError, PromptInput, TextPrompt
 
 __all__ = ["PromptReader"]
@@ -60,7 +60,7 @@ class PromptReader:
     def approximate(routing: RoutingFields) -> Request:
         """By the prompt's characters."""
         text = _text(routing.prompt)
-        key: bytes = namespace_root("text", routing.model)
+        key = xxhash.xxh3_128_digest(routing.model.encode(errors="replace"))
         keys = []
         for start in range(0, len(text) - _TEXT_BLOCK_BYTES + 1, _TEXT_BLOCK_BYTES):
             key = xxhash.xxh3_128_digest(key + text[start : start + _TEXT_BLOCK_BYTES])

@@ -10,6 +10,7 @@ client's leaving cancels the handler wherever it waits, and those same lines rel
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ __all__ = ["Limits", "Proxy"]
 
 _logger = logging.getLogger(__name__)
 
+_COUNT = re.compile(r"[0-9]{1,12}")
 _ELSEWHERE = (502, 503)
 """What a dying or full replica answers: another one may do better. Client errors are the client's."""
 
@@ -184,12 +186,20 @@ class Proxy:
         try:
             upstream = await self._upstream.open(request.method, url, headers, body)
             self._open.add(upstream)
-            self._judge(replica_id, upstream.status)
+            # 429 and 503 are pressure, other client errors the client's: the replica is well.
+            well = upstream.status < 500 or upstream.status == 503
+            if well:
+                self._health.answering(replica_id)
+            else:
+                self._health.failed(replica_id, self._clock())
+                self._metrics.failed(replica_id, f"status_{upstream.status}")
             if may_retry and upstream.status in _ELSEWHERE:
                 raise _TryElsewhere(_replica_failed(f"it answered {upstream.status}"))
             first = await upstream.read()
             self._first_byte(exchange, attempt, upstream)
             response = await relay(request, upstream, first, exchange)
+            if well:
+                self._health.succeeded(replica_id)
             exchange.outcome = "ok" if upstream.status < 400 else f"replica_{upstream.status}"
             return response
         except UpstreamError as error:
@@ -216,16 +226,8 @@ class Proxy:
         exchange.first_byte_seconds = now - exchange.started_seconds
         if upstream.status < 300:
             cached = upstream.headers.get("x-warmroute-cached-tokens", "")
-            exchange.cached_tokens = int(cached) if cached.isdecimal() else None
+            exchange.cached_tokens = int(cached) if _COUNT.fullmatch(cached) else None
             self._placement.first_token(attempt, now, exchange.cached_tokens)
-
-    def _judge(self, replica_id: str, status: int) -> None:
-        # 429 and 503 are pressure, other client errors the client's: the replica is well.
-        if status < 500 or status == 503:
-            self._health.succeeded(replica_id)
-        else:
-            self._health.failed(replica_id, self._clock())
-            self._metrics.failed(replica_id, f"status_{status}")
 
     def _note_failure(self, replica_id: str, error: UpstreamError) -> None:
         self._health.failed(replica_id, self._clock())

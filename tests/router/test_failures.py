@@ -166,6 +166,16 @@ async def test_a_breaker_opens_keeps_the_broken_out_and_lets_one_trial_bring_it_
     assert b.router.health.state(broken, 0.0) == "closed"
 
 
+async def test_a_replica_that_always_dies_in_the_middle_is_kept_out_too(bench: BenchFactory) -> None:
+    b = await bench(2)
+    broken, _ = first_in_turn(b)
+    b.replica_for(broken).behave = die_in_the_middle
+    for _ in range(10):
+        await ask(b)
+    assert len(b.replica_for(broken).seen) == 3
+    await b.settled()
+
+
 async def test_when_every_breaker_is_open_they_are_all_tried(bench: BenchFactory) -> None:
     b = await bench(1)
     b.replicas[0].behave = hang_up

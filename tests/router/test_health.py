@@ -56,6 +56,15 @@ def test_a_trial_whose_client_left_is_made_again() -> None:
     assert health.usable("a", 1.5)
 
 
+def test_a_trial_that_answers_and_then_breaks_opens_it_again() -> None:
+    health = broken()
+    health.begin("a")
+    health.answering("a")
+    assert health.usable("a", 1.5)
+    health.failed("a", 1.5)
+    assert not health.usable("a", 1.6)
+
+
 def test_late_failures_of_requests_sent_before_it_opened_do_not_prolong_the_pause() -> None:
     health = broken()
     health.failed("a", 0.9)

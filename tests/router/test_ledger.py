@@ -25,26 +25,26 @@ def test_a_burst_is_counted_before_anything_comes_back() -> None:
     for _ in range(5):
         dispatch(ledger, 0.0)
     assert ledger.active("a") == 5
-    assert ledger.wait_seconds("a", 0.0) == pytest.approx(5.0)
-    assert ledger.pending_tokens("a") == 500
+    assert ledger.standing("a", 0.0).wait_seconds == pytest.approx(5.0)
+    assert ledger.standing("a", 0.0).pending_tokens == 500
 
 
 def test_the_wait_runs_down_with_the_clock_and_is_corrected_at_the_first_token() -> None:
     ledger = Ledger()
     first, second = dispatch(ledger, 0.0), dispatch(ledger, 0.0)
-    assert ledger.wait_seconds("a", 0.4) == pytest.approx(1.6)
+    assert ledger.standing("a", 0.4).wait_seconds == pytest.approx(1.6)
     assert ledger.first_token(first, 0.5) == pytest.approx(0.5)
-    assert ledger.wait_seconds("a", 0.5) == pytest.approx(1.0)
+    assert ledger.standing("a", 0.5).wait_seconds == pytest.approx(1.0)
     assert ledger.first_token(second, 2.0) == pytest.approx(1.5), "measured from the first token before it"
-    assert ledger.wait_seconds("a", 2.0) == 0.0
-    assert ledger.decoding("a") == 2
+    assert ledger.standing("a", 2.0).wait_seconds == 0.0
+    assert ledger.standing("a", 2.0).decoding == 2
 
 
 def test_an_overdue_replica_looks_busier_and_busier() -> None:
     ledger = Ledger()
     dispatch(ledger, 0.0)
-    assert ledger.wait_seconds("a", 1.0) == pytest.approx(0.0)
-    assert ledger.wait_seconds("a", 31.0) == pytest.approx(30.0)
+    assert ledger.standing("a", 1.0).wait_seconds == pytest.approx(0.0)
+    assert ledger.standing("a", 31.0).wait_seconds == pytest.approx(30.0)
 
 
 def test_a_first_token_out_of_order_teaches_nothing_and_keeps_the_head() -> None:
@@ -52,16 +52,16 @@ def test_a_first_token_out_of_order_teaches_nothing_and_keeps_the_head() -> None
     dispatch(ledger, 0.0)
     overtaker = dispatch(ledger, 0.0)
     assert ledger.first_token(overtaker, 0.3) is None
-    assert ledger.wait_seconds("a", 0.3) == pytest.approx(0.7)
+    assert ledger.standing("a", 0.3).wait_seconds == pytest.approx(0.7)
 
 
 def test_an_answer_in_one_piece_leaves_the_backlog_when_its_estimate_has_passed_but_stays_active() -> None:
     ledger = Ledger()
     whole = dispatch(ledger, 0.0, streamed=False)
     dispatch(ledger, 0.0)
-    assert ledger.wait_seconds("a", 1.5) == pytest.approx(0.5)
+    assert ledger.standing("a", 1.5).wait_seconds == pytest.approx(0.5)
     assert ledger.active("a") == 2
-    assert ledger.decoding("a") == 1
+    assert ledger.standing("a", 2.0).decoding == 1
     ledger.release(whole, 9.0)
     assert ledger.active("a") == 1
 
@@ -74,7 +74,7 @@ def test_a_release_counts_once_and_a_late_first_token_not_at_all() -> None:
     ledger.release(first, 0.2)
     assert ledger.first_token(first, 0.3) is None
     assert ledger.active("a") == 1
-    assert ledger.wait_seconds("a", 0.1) == pytest.approx(1.0)
+    assert ledger.standing("a", 0.1).wait_seconds == pytest.approx(1.0)
 
 
 def test_promises_are_counted_by_reference_and_live_as_long_as_their_request() -> None:
@@ -104,9 +104,9 @@ def test_a_promise_continues_what_is_held() -> None:
 def test_the_backlog_share_is_a_smoothed_minute() -> None:
     ledger = Ledger()
     first = dispatch(ledger, 0.0)
-    assert ledger.backlog_share("a", 60.0) == pytest.approx(1 - 1 / 2.718281828, rel=1e-6)
+    assert ledger.standing("a", 60.0).backlog_share == pytest.approx(1 - 1 / 2.718281828, rel=1e-6)
     ledger.first_token(first, 60.0)
-    assert ledger.backlog_share("a", 660.0) < 0.001
+    assert ledger.standing("a", 660.0).backlog_share < 0.001
 
 
 def test_a_refresh_of_the_fleet_never_zeroes_load() -> None:
@@ -144,11 +144,14 @@ def test_random_histories_end_at_zero(seed: int, steps: int) -> None:
             ledger.first_token(rng.choice(alive), now)
         else:
             ledger.release(alive.pop(rng.randrange(len(alive))), now)
-        assert all(ledger.wait_seconds(replica, now) >= 0 for replica in "abc")
+        assert all(ledger.standing(replica, now).wait_seconds >= 0 for replica in "abc")
         ledger.check_integrity()
     for left in alive:
         ledger.release(left, now)
     ledger.check_integrity()
     assert ledger.total_active == 0
-    assert all(ledger.wait_seconds(replica, now) == 0 and ledger.pending_tokens(replica) == 0 for replica in "abc")
+    assert all(
+        ledger.standing(replica, now).wait_seconds == 0 and ledger.standing(replica, now).pending_tokens == 0
+        for replica in "abc"
+    )
     assert all(ledger.promised_depth(replica, keys(*range(6)), 0) == 0 for replica in "abc")
