@@ -40,7 +40,7 @@ __all__ = ["run"]
 _DEFAULT_RATES = {"torch": 2.0, "sim": 20.0}
 _PREFERRED_BASELINE = "round-robin"
 _ATTEMPTS = 2
-_TABLE_WIDTH = 120
+_NAME_WIDTH, _POLICY_WIDTH = 16, 32
 _INTERRUPTED = 130
 
 
@@ -190,15 +190,13 @@ def _write(out: Path, results: Results, runs: dict[str, list[Run]]) -> None:
 
 
 def _show(results: Results, out: Path) -> None:
-    stdout = Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("policy")
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
-    for policy, result in results.policies.items():
-        table.add_row(
-            policy, *(f"{value}\n[dim]{spread}[/dim]" if spread else value for value, spread in cells(result))
-        )
+    policies = results.policies
+    stdout = Console(width=None if sys.stdout.isatty() else _NAME_WIDTH + _POLICY_WIDTH * len(policies))
+    table = Table("", box=box.SIMPLE_HEAD, pad_edge=False)
+    for policy in policies:
+        table.add_column(policy, justify="right")
+    for name, *row in zip(COLUMNS, *map(cells, policies.values()), strict=True):
+        table.add_row(name, *(f"{value} [dim]({spread})[/dim]" if spread else value for value, spread in row))
     stdout.print(table)
     for line in [*map(ratio_line, results.ratios), "", headline(results), *notes(results)]:
         stdout.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -19,9 +19,9 @@ class Cell(NamedTuple):
 _Read = Callable[[Measured], float]
 _FORMS: dict[str, tuple[_Read, str]] = {
     "TTFT mean": (lambda measured: measured.ttft_ms.mean, "{:,.0f} ms"),
-    "p50": (lambda measured: measured.ttft_ms.p50, "{:,.0f} ms"),
-    "p90": (lambda measured: measured.ttft_ms.p90, "{:,.0f} ms"),
-    "p99": (lambda measured: measured.ttft_ms.p99, "{:,.0f} ms"),
+    "TTFT p50": (lambda measured: measured.ttft_ms.p50, "{:,.0f} ms"),
+    "TTFT p90": (lambda measured: measured.ttft_ms.p90, "{:,.0f} ms"),
+    "TTFT p99": (lambda measured: measured.ttft_ms.p99, "{:,.0f} ms"),
     "TPOT mean": (lambda measured: measured.tpot_ms.mean, "{:,.1f} ms"),
     "hit rate": (lambda measured: measured.hit_rate, "{:.1%}"),
     "ideal": (lambda measured: measured.ideal_hit_rate, "{:.1%}"),
