@@ -39,7 +39,7 @@ class ModelRunner:
             with torch.inference_mode():
                 logits = self.logits(chunks)
                 tokens = iter(sample(logits, [chunk.sequence for chunk in sampling]) if sampling else ())
-        except RuntimeError as error:  # torch's own, out of memory among them
+        except (RuntimeError, IndexError) as error:  # torch's own: out of memory, a token beyond the vocabulary
             raise RunnerError(f"the forward pass failed: {str(error).splitlines()[0]}") from error
         sampled = [next(tokens) if chunk.samples else None for chunk in chunks]
         return StepResult(sampled, time.perf_counter() - started)

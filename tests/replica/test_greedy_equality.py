@@ -1,0 +1,105 @@
+"""The proof of the engine: greedy answers equal those of transformers' own `generate`, token for token, whatever the
+cache, the batch, the chunks and the pressure on memory were."""
+
+from __future__ import annotations
+
+import pytest
+
+from replica.tiny_model import build_tiny
+from replica.tiny_tokenizer import tiny_bundle
+from shared.prompts import ChatPrompt, PromptEncoder
+from tests.replica.tiny_zoo import FAMILIES, SmallEngine, build, generate, make_prompt, make_sequence
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cold_then_fully_then_partly_cached_prompts_get_the_answers_of_generate(family: str) -> None:
+    reference, engine = build(family), SmallEngine(build(family))
+    prompt = make_prompt(41)
+    branch = prompt[:22] + make_prompt(17, seed=1)
+    cold, hot, partial = (make_sequence(tokens, 12) for tokens in (prompt, prompt, branch))
+
+    assert engine.run(cold) == [generate(reference, prompt, 12)]
+    assert engine.run(hot) == [generate(reference, prompt, 12)]
+    assert engine.run(partial) == [generate(reference, branch, 12)]
+
+    assert [sequence.cached_tokens for sequence in (cold, hot, partial)] == [0, 40, 20]
+
+
+def test_the_answer_is_cached_too_and_the_next_turn_goes_on_from_it() -> None:
+    reference, engine = build("llama"), SmallEngine(build("llama"))
+    first = make_sequence(make_prompt(18), 15)
+    engine.run(first)
+    turn = make_sequence([*first.tokens, *make_prompt(6, seed=2)], 10)
+
+    assert engine.run(turn) == [generate(reference, turn.tokens[: turn.prompt_tokens], 10)]
+
+    assert turn.cached_tokens == 32  # 18 + 15 tokens, the last of which was never computed: eight blocks of four
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_that_decodes_and_prefills_at_once_gets_the_answers_of_each_alone(family: str) -> None:
+    reference, engine = build(family), SmallEngine(build(family), num_blocks=200, token_budget=23)
+    shared = make_prompt(30)
+    prompts = [shared + make_prompt(length, seed=length) for length in (1, 2, 9, 31)] + [make_prompt(5), [7]]
+    sequences = [make_sequence(prompt, 9 + index) for index, prompt in enumerate(prompts)]
+
+    answers = engine.run(*sequences)
+
+    assert answers == [generate(reference, prompt, 9 + index) for index, prompt in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("token_budget", [1, 3, 7, 16])
+def test_odd_chunks_of_a_prompt_change_nothing(token_budget: int) -> None:
+    reference, engine = build("qwen3"), SmallEngine(build("qwen3"), token_budget=token_budget)
+    prompt = make_prompt(45)
+
+    assert engine.run(make_sequence(prompt, 8)) == [generate(reference, prompt, 8)]
+
+
+def test_after_eviction_an_evicted_prompt_is_computed_again_and_answered_alike() -> None:
+    reference, engine = build("llama"), SmallEngine(build("llama"), num_blocks=16)
+    prompt = make_prompt(40)
+    engine.run(make_sequence(prompt, 8))
+    engine.run(*(make_sequence(make_prompt(40, seed=seed), 8) for seed in (3, 4)))
+    assert engine.cache.evicted_blocks > 0
+    again = make_sequence(prompt, 8)
+
+    assert engine.run(again) == [generate(reference, prompt, 8)]
+
+    assert again.cached_tokens < 36
+
+
+def test_preempted_sequences_get_the_answers_they_would_have_had_alone() -> None:
+    reference, engine = build("llama"), SmallEngine(build("llama"), num_blocks=20)
+    prompts = [make_prompt(10, seed=seed) for seed in range(6)]
+
+    answers = engine.run(*(make_sequence(prompt, 30) for prompt in prompts))
+
+    assert engine.scheduler.counters.preemptions > 0
+    assert answers == [generate(reference, prompt, 30) for prompt in prompts]
+
+
+def test_contexts_beyond_the_padded_decodes_are_answered_alike() -> None:
+    reference, engine = build("gpt2"), SmallEngine(build("gpt2"), num_blocks=400, token_budget=128)
+    prompts = [make_prompt(length, seed=length) for length in (250, 255, 300, 20)]
+
+    answers = engine.run(*(make_sequence(prompt, 10) for prompt in prompts))
+
+    assert answers == [generate(reference, prompt, 10) for prompt in prompts]
+
+
+def test_a_conversation_with_tiny_is_answered_alike_and_hits_its_own_answers() -> None:
+    engine, reference = SmallEngine(build_tiny(), num_blocks=200, block_size=16, token_budget=100), build_tiny()
+    encoder = PromptEncoder(tiny_bundle())
+    messages = [{"role": "system", "content": "You answer questions about refunds. " * 10}]
+    for question in ("What is the refund policy?", "And for an order of last year?"):
+        messages.append({"role": "user", "content": question})
+        prompt = encoder.encode(ChatPrompt(messages)).token_ids
+        sequence = make_sequence(prompt, 40)
+        [answer] = engine.run(sequence)
+        assert answer == generate(reference, prompt, 40)
+        messages.append({"role": "assistant", "content": encoder.decode(answer)})
+
+    # The second turn holds the first question and all but the last token of its answer.
+    known = len(encoder.encode(ChatPrompt(messages[:3], add_generation_prompt=False)).token_ids) - 2
+    assert sequence.cached_tokens == known // 16 * 16
