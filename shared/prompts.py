@@ -141,8 +141,11 @@ class PromptEncoder:
         self._template = (
             None if bundle.chat_template is None else ChatTemplate(bundle.chat_template, bundle.special_tokens)
         )
-        self._text_ends = _text_ends(self.tokenizer)
-        self._text_runs = _exact_text_runs(self.tokenizer, self._text_ends)
+        try:
+            self._text_ends = _text_ends(self.tokenizer)
+            self._text_runs = _exact_text_runs(self.tokenizer, self._text_ends)
+        except Exception as error:  # the bindings raise plain Exception
+            raise BundleError(f"the tokenizer fails on ordinary text: {error}") from error
         self._runs: ByteLru[tuple[str, str | bytes], Run] = ByteLru(memo_bytes // 2)
         self._serials = itertools.count()
         self._key_memo = KeyMemo(memo_bytes // 2)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from shared.blocks import block_keys, namespace_root, published_key
@@ -82,18 +83,17 @@ def test_special_tokens_spelled_out_by_a_user_are_special_tokens_as_in_the_engin
     assert [encoder.tokenizer.id_to_token(token) for token in ids].count("<|im_end|>") == 2
 
 
-def test_a_tokenizer_that_minds_what_is_left_of_a_cut_is_given_whole_texts() -> None:
-    from tokenizers import Regex, normalizers, pre_tokenizers
-
+def test_a_tokenizer_whose_whole_is_not_the_sum_of_its_runs_is_given_whole_texts() -> None:
     tokenizer = byte_level()
-    tokenizer.post_processor = None
-    tokenizer.normalizer = normalizers.Replace(Regex(r"^ "), "")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    encoder = PromptEncoder(TokenizerBundle(tokenizer.to_str().encode(), {}))
-    text = ("<s> a" * 600) + " </s> b"
-    assert encoder.encode(TextPrompt(text)).token_ids == tokenizer.encode(text).ids
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A <s> $A", special_tokens=[("<s>", 0)])
+    encoder = PromptEncoder(TokenizerBundle(tokenizer.to_str().encode(), {}, TEMPLATES["chatml"]))
+    text = "<|im_start|> hello" * 600
+    for _ in ("cold", "from the memo"):
+        assert encoder.encode(TextPrompt(text)).token_ids == tokenizer.encode(text).ids
+        chat = encoder.encode(ChatPrompt([{"role": "user", "content": text}]))
+        assert (
+            chat.token_ids == PromptEncoder(_bundle()).encode(ChatPrompt([{"role": "user", "content": text}])).token_ids
+        )
 
 
 def test_token_ids_are_taken_as_they_are() -> None:
@@ -230,6 +230,12 @@ def test_a_bundle_travels_packed_and_damage_is_noticed() -> None:
             TokenizerBundle.unpack(damaged)
     with pytest.raises(BundleError, match=r"tokenizer\.json"):
         PromptEncoder(TokenizerBundle(b"{}", {}))
+
+
+def test_a_tokenizer_that_fails_on_ordinary_text_is_a_bad_bundle() -> None:
+    without_unknown = Tokenizer(models.WordLevel({"hello": 0}, unk_token="<unk>"))
+    with pytest.raises(BundleError, match="ordinary text"):
+        PromptEncoder(TokenizerBundle(without_unknown.to_str().encode(), {}))
 
 
 def test_digests_differ_where_bundles_do() -> None:
