@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from shared.blocks import block_keys, namespace_root, published_key
+from shared.chat_template import ChatTemplate
 from shared.prompts import (
     ChatPrompt,
     PromptEncoder,
@@ -90,9 +91,10 @@ def test_a_tokenizer_whose_whole_is_not_the_sum_of_its_runs_is_given_whole_texts
     text = "<|im_start|> hello" * 600
     for _ in ("cold", "from the memo"):
         assert encoder.encode(TextPrompt(text)).token_ids == tokenizer.encode(text).ids
-        chat = encoder.encode(ChatPrompt([{"role": "user", "content": text}]))
-        rendered = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-        assert chat.token_ids == tokenizer.encode(rendered, add_special_tokens=False).ids
+        messages = [{"role": "user", "content": text}]
+        rendered = ChatTemplate(TEMPLATES["chatml"], {}).render(messages)
+        expected = tokenizer.encode(rendered, add_special_tokens=False).ids
+        assert encoder.encode(ChatPrompt(messages)).token_ids == expected
 
 
 def test_token_ids_are_taken_as_they_are() -> None:
