@@ -42,6 +42,8 @@ _DRAIN_SECONDS = 0.1
 _FIRST_RETRY_SECONDS = 0.1
 _LAST_RETRY_SECONDS = 1.0
 """Well below a lease, so that routers see us come back before they give us up."""
+_SETTLED_SECONDS = 10.0
+"""Without a loss for so long, the next one is news again."""
 _MAX_EPOCH = 1 << 62
 
 _logger = logging.getLogger(__name__)
@@ -120,6 +122,7 @@ class Publisher:
         self._state = "joining"
         self._retry_seconds = _FIRST_RETRY_SECONDS
         self._retry_at = 0.0
+        self._settled_at = 0.0
         self._renew_at = 0.0
         self._flush_at = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -186,7 +189,7 @@ class Publisher:
                     await self._flush()
                 if self._current and self._clock() >= self._renew_at:
                     await self._renew()
-                    if self._current:
+                    if self._current and self._clock() >= self._settled_at:
                         self._enter("publishing", logging.INFO, "all is published to Redis and stays there")
                         self._retry_seconds = _FIRST_RETRY_SECONDS
             except FleetStateUnavailable as error:
@@ -291,6 +294,7 @@ class Publisher:
         self._current = False
         self._retry_at = self._clock() + self._retry_seconds * random.uniform(0.5, 1.0)
         self._retry_seconds = min(2 * self._retry_seconds, _LAST_RETRY_SECONDS)
+        self._settled_at = self._clock() + _SETTLED_SECONDS
 
     def _enter(self, state: str, level: int, message: str) -> None:
         """Logs changes of state, not attempts."""

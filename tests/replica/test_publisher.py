@@ -204,6 +204,18 @@ async def test_a_new_process_under_an_old_name_takes_over_what_the_dead_one_left
         assert publisher.position.epoch > ahead.epoch
 
 
+async def test_two_replicas_with_one_id_say_so_and_do_not_flood_redis_or_the_log(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with publishing(redis_url) as one, publishing(redis_url) as two:
+        one.offer(CacheEvents(blocks(1), []))
+        two.offer(CacheEvents(blocks(2, 3), []))
+        await eventually(lambda: one.republished + two.republished >= 6)
+        assert max(one._retry_seconds, two._retry_seconds) > 0.3, "they try ever less often"
+        warnings = [text for text in caplog.messages if "another replica has the same id" in text]
+        assert 1 <= len(warnings) <= 2, "one line each"
+
+
 async def test_stopping_leaves_nothing_but_a_goodbye_and_the_tokenizer(redis_url: str, client: Any) -> None:
     async with publishing(redis_url) as publisher:
         publisher.offer(CacheEvents(blocks(1), []))

@@ -17,7 +17,8 @@ import redis
 from router.block_index import BlockIndex
 from router.fleet import Fleet
 from router.follower import Follower
-from shared.blocks import PublishedKey, published_key
+from shared.blocks import PublishedKey, checksum, published_key
+from shared.fleet_records import encode_delta
 from shared.fleet_state import Delta, FleetState, LogPosition
 from tests.fleet_members import BLOCK_SIZE, Member, make_record
 from tests.helpers import eventually
@@ -151,6 +152,17 @@ async def test_a_trimmed_and_a_deleted_log_heal(redis_url: str, client: Any) -> 
         await eventually(lambda: member.publisher.republished == 2)
         await eventually(lambda: router.knows(member))
         client.delete(LOG)
+        member.compute(range(100, 140))
+        await eventually(lambda: router.knows(member))
+
+
+async def test_a_believable_entry_of_an_absurd_epoch_blinds_nobody_for_good(redis_url: str, client: Any) -> None:
+    async with following(redis_url) as router, Member(redis_url) as member:
+        member.compute(range(40))
+        await eventually(lambda: router.knows(member))
+        absurd = Delta(1 << 63, 0, count=10, checksum=checksum(member.keys(range(40))))
+        client.xadd(LOG, dict(encode_delta(absurd)), id=f"{absurd.epoch}-{absurd.version}")
+        await eventually(lambda: router.follower.position("r1") == absurd.position)
         member.compute(range(100, 140))
         await eventually(lambda: router.knows(member))
 
