@@ -72,6 +72,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Of one endless cache shared by all requests."""
     imbalance: float
     """Prompt tokens of the busiest replica over the mean of all."""
+    misprediction: float
+    """Tokens by which the router was wrong about what its choice had cached, as a share of prompt tokens."""
     arrival_lag_ms_p99: float
     replicas: dict[str, ReplicaShare]
 
@@ -213,6 +215,7 @@ def _measure(
             share.requests += 1
             share.prompt_tokens += record.prompt_tokens
             share.cached_tokens += record.cached_tokens
+    wrong = [abs(r.predicted_tokens - r.cached_tokens) for r in records if r.predicted_tokens is not None]
     asked = [ideal for ideal in ideals if ideal is not None]
     prompt_tokens = sum(ideal.prompt_tokens for ideal in asked)
     loads = [share.prompt_tokens for share in shares.values()]
@@ -225,6 +228,7 @@ def _measure(
         "hit_rate": sum(share.cached_tokens for share in shares.values()) / max(1, prompt_tokens),
         "ideal_hit_rate": sum(ideal.cached_tokens for ideal in asked) / max(1, prompt_tokens),
         "imbalance": max(loads) / fmean(loads) if any(loads) else 1.0,
+        "misprediction": sum(wrong) / max(1, prompt_tokens),
         "arrival_lag_ms_p99": percentile([record.lag_ms for record in records], 0.99),
         "replicas": shares,
     }

@@ -59,7 +59,7 @@ class Shape:
 
 
 SHAPES = {
-    "chat": Shape(groups=64, opening_words=300, turns=10, turn_words=40, max_tokens=16, open_sessions=12),
+    "chat": Shape(groups=200, opening_words=300, turns=8, turn_words=30, max_tokens=16, open_sessions=14),
     "shared-prefix": Shape(groups=8, opening_words=800, turns=1, turn_words=40, max_tokens=16),
     "few-shot": Shape(groups=6, opening_words=600, turns=1, turn_words=30, max_tokens=8),
     "rag": Shape(groups=24, opening_words=300, turns=1, turn_words=24, max_tokens=24),

@@ -53,6 +53,10 @@ def test_cache_aware_comes_near_the_ideal_and_nothing_exceeds_it(results: dict[s
     assert ours["hit_rate"] > 0.8 * ours["ideal_hit_rate"]
 
 
+def test_the_router_knew_what_its_choice_had_cached(results: dict[str, Any]) -> None:
+    assert results["policies"]["cache-aware"]["misprediction"] < 0.1
+
+
 def test_both_policies_met_the_same_ideal_because_they_met_the_same_prompts(results: dict[str, Any]) -> None:
     ideals = [policy["ideal_hit_rate"] for policy in results["policies"].values()]
     assert ideals[0] == pytest.approx(ideals[1], abs=0.02)  # only the order in which prompts were sent may differ

@@ -56,6 +56,13 @@ def test_every_percentile_of_one_value_is_that_value(value: float, share: float)
     assert percentile([value], share) == value
 
 
+def test_misprediction_counts_tokens_expected_in_vain_and_found_unexpectedly() -> None:
+    right, vain, unexpected, silent = (
+        msgspec.structs.replace(record(1.0, cached=48), predicted_tokens=predicted) for predicted in (48, 80, 16, None)
+    )
+    assert run(right, vain, unexpected, silent).result.misprediction == pytest.approx((0 + 32 + 32) / 400)
+
+
 def test_a_failed_request_costs_the_whole_time_it_was_allowed_and_its_prompt_is_no_hit() -> None:
     result = run(record(100.0, cached=60), record(None)).result
     assert (result.requests, result.failed, result.errors) == (2, 1, {"refused": 1})
