@@ -180,7 +180,8 @@ class Placement:
             promised=request.keys[chosen.held_blocks :],
             streamed=request.streamed,
         )
-        self._policy.placed(request, chosen.replica_id)
+        if decision.policy == self._policy.name:
+            self._policy.placed(request, chosen.replica_id)
         return Attempt(request, replica, decision, dispatch)
 
     def first_token(self, attempt: Attempt, now: float, cached_tokens: int | None = None) -> None:

@@ -196,6 +196,24 @@ async def test_a_replica_that_leaves_is_used_no_more_and_what_was_kept_for_it_is
     await b.settled()
 
 
+async def test_when_redis_goes_away_requests_are_routed_by_the_last_view(live: LiveFleet) -> None:
+    async with AsyncExitStack() as stack:
+        redis = stack.enter_context(restartable_redis())
+        live.redis_url = redis.url
+        await live.replica("one")
+        two = await live.replica("two")
+        b = await live.router()
+        await say(b.client, two.url, story("stale"))
+        await eventually(lambda: b.router.index.held("two").device.blocks > 10)
+        redis.kill()
+        await eventually(lambda: b.router.view.step == "stale", what="the view is stale")
+        answer = await say(b.client, b.router.url, story("stale"))
+        assert (headers(answer)[0], answer.headers["x-warmroute-view"]) == ("two", "stale")
+        assert headers(answer)[1] > 200
+        await live.stop()
+        live.replicas.clear()
+
+
 async def test_a_router_without_redis_says_so_and_joins_when_it_comes() -> None:
     async with AsyncExitStack() as stack:
         redis = stack.enter_context(restartable_redis())

@@ -214,6 +214,14 @@ def test_without_a_usable_view_the_fallback_decides_and_stale_keys_do_not() -> N
     assert round_robin.decide(ask(chain(1)), view=View("hash", usable=False)).policy == "round-robin"
 
 
+def test_a_request_placed_by_another_policy_takes_nobodys_turn() -> None:
+    fleet = cluster(2, policy="round-robin")
+    asked = ask(chain(1))
+    decision = fleet.placement.decide(asked, fleet.replicas, 0.0, policy=build_policy("least-loaded"))
+    fleet.placement.dispatch(asked, fleet.replicas[0], decision, 0.0)
+    assert fleet.decide(asked).chosen.replica_id == "r0"
+
+
 def test_the_learned_cost_comes_from_first_token_times() -> None:
     fleet = Cluster([FakeReplica("r0", cost=None)])
     rng = random.Random(0)
