@@ -25,7 +25,7 @@ import msgspec
 
 from replica.block_pool import IntegrityError
 from replica.prefix_cache import CacheEvents, ResetResult
-from replica.runner import Chunk, Runner, RunnerError
+from replica.runner import Chunk, Runner, RunnerError, TokenLogprobs
 from replica.scheduler import Counters, EngineFull, InvalidPrompt, Progress, PromptTooLong, Scheduler
 from replica.sequence import FinishReason, Sequence
 from replica.step_meter import StepMeter
@@ -72,6 +72,8 @@ class TokenEvent:
     error: str | None = None
     first: bool = False
     """The first event that carries a token."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, where the request asks for them."""
 
 
 class CacheDescription(msgspec.Struct, frozen=True):
@@ -271,22 +273,21 @@ class Engine:
             self._end(sequence, FinishReason.ABORT)
 
     def _note_progress(self, progress: Progress) -> None:
-        sequence, token = progress
-        token_ids = () if token is None else (token,)
+        sequence = progress.sequence
         if sequence.finish_reason is not None:
-            self._end(sequence, sequence.finish_reason, token_ids=token_ids)
+            self._end(sequence, sequence.finish_reason, progress=progress)
         else:
-            self._events.append(_event(sequence, token_ids))
+            self._events.append(_event(sequence, progress))
 
     def _end(
-        self, sequence: Sequence, reason: FinishReason, error: str | None = None, token_ids: tuple[int, ...] = ()
+        self, sequence: Sequence, reason: FinishReason, error: str | None = None, progress: Progress | None = None
     ) -> None:
         """The last event of a sequence; only the first call for it counts."""
         with self._door:
             if self._live.pop(sequence.request_id, None) is None:
                 return
         self._runner.forget(sequence.request_id)
-        self._events.append(_event(sequence, token_ids, reason, error))
+        self._events.append(_event(sequence, progress, reason, error))
 
     def _tell(self) -> None:
         """Once per step: tokens to those who wait for them, then what the cache holds now."""
@@ -348,10 +349,21 @@ class Engine:
 
 
 def _event(
-    sequence: Sequence, token_ids: tuple[int, ...], reason: FinishReason | None = None, error: str | None = None
+    sequence: Sequence, progress: Progress | None, reason: FinishReason | None = None, error: str | None = None
 ) -> TokenEvent:
+    token = None if progress is None else progress.token
+    logprobs = None if progress is None else progress.logprobs
+    token_ids = () if token is None else (token,)
     first = bool(token_ids) and sequence.output_tokens == len(token_ids)
-    return TokenEvent(sequence.request_id, token_ids, sequence.cached_tokens, reason, error, first)
+    return TokenEvent(
+        sequence.request_id,
+        token_ids,
+        sequence.cached_tokens,
+        reason,
+        error,
+        first,
+        () if logprobs is None else (logprobs,),
+    )
 
 
 def _notify(listener: Callable[[_T], None], news: _T) -> None:

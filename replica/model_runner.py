@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Items
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
 from replica.paged_attention import PAGED, KVPool, ShortDecodes, Span, Step, kv_shape
 from replica.runner import Chunk, RunnerError, StepResult
-from replica.sampler import sample
+from replica.sampler import sample, token_logprobs
 
 __all__ = ["ModelRunner"]
+
+_T = TypeVar("_T")
 
 _SHORT_TOKENS = 256
 """Up to here a decode is cheaper in one padded call with the others than in a call of its own (measured on a CPU)."""
@@ -38,11 +41,13 @@ class ModelRunner:
         try:
             with torch.inference_mode():
                 logits = self.logits(chunks)
-                tokens = iter(sample(logits, [chunk.sequence for chunk in sampling]) if sampling else ())
+                sequences = [chunk.sequence for chunk in sampling]
+                tokens = sample(logits, sequences) if sampling else []
+                told = token_logprobs(logits, tokens, sequences)
         except (RuntimeError, IndexError) as error:  # torch's own: out of memory, a token beyond the vocabulary
             raise RunnerError(f"the forward pass failed: {str(error).splitlines()[0]}") from error
-        sampled = [next(tokens) if chunk.samples else None for chunk in chunks]
-        return StepResult(sampled, time.perf_counter() - started)
+        logprobs = None if told is None else _at_their_chunks(chunks, told)
+        return StepResult(_at_their_chunks(chunks, tokens), time.perf_counter() - started, logprobs)
 
     def forget(self, request_id: str) -> None:
         """Nothing is kept for a sequence: its blocks belong to the prefix cache, and sampling has no state."""
@@ -104,6 +109,12 @@ class ModelRunner:
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._model.device)
+
+
+def _at_their_chunks(chunks: Items[Chunk], of_sampling: Items[_T | None]) -> list[_T | None]:
+    """What belongs to the chunks that sample, with None for those that do not."""
+    rest = iter(of_sampling)
+    return [next(rest) if chunk.samples else None for chunk in chunks]
 
 
 def _is_short_decode(chunk: Chunk) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from replica.sequence import Sequence
 
-__all__ = ["Chunk", "Runner", "StepResult"]
+__all__ = ["Chunk", "Runner", "RunnerError", "StepResult", "TokenLogprobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,15 @@ class Chunk:
         return (self.end - self.start) * (self.start + self.end + 1) / 2
 
 
+class TokenLogprobs(NamedTuple):
+    """How likely the model itself found a sampled token and its likeliest rivals, before penalties and temperature."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """Token ids and their log probabilities, likeliest first; the sampled one need not be among them."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """`sampled[i]` is the next token of chunk i, or None where the chunk does not reach its sequence's end."""
@@ -43,6 +52,8 @@ class StepResult:
     sampled: list[int | None]
     seconds: float
     """How long the step took (measured), or takes (from the cost model)."""
+    logprobs: list[TokenLogprobs | None] | None = None
+    """For each chunk, where its sequence asks for them; None where no sequence of the step does."""
 
 
 class Runner(Protocol):

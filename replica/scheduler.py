@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from replica.prefix_cache import PrefixCache
-from replica.runner import Chunk, StepResult
+from replica.runner import Chunk, StepResult, TokenLogprobs
 from replica.sequence import FinishReason, Sequence, SequenceStatus
 
 __all__ = ["Counters", "EngineFull", "InvalidPrompt", "Progress", "PromptTooLong", "Scheduler"]
@@ -45,6 +45,8 @@ class Progress(NamedTuple):
 
     sequence: Sequence
     token: int | None
+    logprobs: TokenLogprobs | None = None
+    """Of the token, where the sequence asks for them."""
 
 
 @dataclass(slots=True)
@@ -169,7 +171,8 @@ class Scheduler:
     def commit(self, chunks: Items[Chunk], result: StepResult) -> list[Progress]:
         """Take in what the runner did with `chunks`: computed blocks are cached, tokens appended, ended ones freed."""
         progress = []
-        for chunk, token in zip(chunks, result.sampled, strict=True):
+        all_logprobs = result.logprobs or [None] * len(chunks)
+        for chunk, token, logprobs in zip(chunks, result.sampled, all_logprobs, strict=True):
             sequence = chunk.sequence
             complete = chunk.samples
             sequence.computed_tokens = chunk.end
@@ -177,7 +180,7 @@ class Scheduler:
             self.cache.register(sequence)
             if complete:
                 assert token is not None, f"no token for {sequence.request_id}, whose tokens are all computed"
-                progress.append(self._take_token(sequence, token))
+                progress.append(self._take_token(sequence, token, logprobs))
         return progress
 
     def start_over(self) -> list[Sequence]:
@@ -250,7 +253,7 @@ class Scheduler:
         chunks.append(Chunk(sequence, start, end))
         return end - start
 
-    def _take_token(self, sequence: Sequence, token: int) -> Progress:
+    def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Progress:
         params = sequence.params
         if params.max_tokens == 0:  # computed for the cache alone
             self._finish(sequence, FinishReason.LENGTH)
@@ -261,7 +264,7 @@ class Scheduler:
             self._finish(sequence, FinishReason.STOP)
         elif sequence.output_tokens >= params.max_tokens:
             self._finish(sequence, FinishReason.LENGTH)
-        return Progress(sequence, token)
+        return Progress(sequence, token, logprobs)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         del self._running[sequence.request_id]

@@ -10,6 +10,7 @@ owns tensors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -37,7 +38,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 switch those filters off.
+    """How the next token is chosen. `temperature` 0 is greedy. The defaults switch every filter and penalty off.
 
     `max_tokens` 0 computes the prompt for the cache alone.
     """
@@ -46,9 +47,26 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest one's probability are out."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens seen in prompt or output, and multiplies the negative ones."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of each token that is in the output."""
+    frequency_penalty: float = 0.0
+    """Taken from it for each time it is there."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids."""
     seed: int | None = None
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    top_logprobs: int | None = None
+    """How many likeliest tokens are told with each token of the answer, beside that token itself; None: no logprobs."""
+
+    @property
+    def changes_logits(self) -> bool:
+        """Something other than temperature and filters, which even greedy decoding has to mind."""
+        return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +79,8 @@ class Sequence:
     params: SamplingParams
     root: BlockKey
     arrival_seconds: float = 0.0
+    keep_seconds: float = 0.0
+    """The wish that its prompt's blocks are evicted later than others, for so long after its end."""
     status: SequenceStatus = SequenceStatus.WAITING
     block_ids: list[int] = field(default_factory=list)
     keys: list[BlockKey] = field(default_factory=list)

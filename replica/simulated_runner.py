@@ -1,7 +1,7 @@
 """The seat of `model_runner`, filled by a cost model: same scheduler, same cache, no tensors, no torch.
 
 Tokens depend on a sequence's own last tokens and length alone, so an answer is the same wherever and in whatever
-batch it is computed.
+batch it is computed, and however it is to be sampled: each token is certain, and its log probability 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from replica.runner import Chunk, StepResult
+from replica.runner import Chunk, StepResult, TokenLogprobs
 from replica.sequence import Sequence
 
 __all__ = ["SimulatedCost", "SimulatedRunner"]
@@ -69,7 +69,10 @@ class SimulatedRunner:
         sampled = [self._next_token(chunk.sequence) if chunk.samples else None for chunk in chunks]
         if not self._virtual:
             self._sleep(began, seconds)
-        return StepResult(sampled, seconds)
+        logprobs = [
+            None if token is None else _certain(token, chunk) for token, chunk in zip(sampled, chunks, strict=True)
+        ]
+        return StepResult(sampled, seconds, logprobs)
 
     def forget(self, request_id: str) -> None:
         """Nothing is kept."""
@@ -83,3 +86,8 @@ class SimulatedRunner:
         due = began + seconds - self._late_seconds
         time.sleep(max(0.0, due - time.perf_counter()))
         self._late_seconds = min(time.perf_counter() - due, seconds)
+
+
+def _certain(token: int, chunk: Chunk) -> TokenLogprobs | None:
+    wanted = chunk.sequence.params.top_logprobs
+    return None if wanted is None else TokenLogprobs(token, 0.0, ((token, 0.0),)[:wanted])
