@@ -38,7 +38,7 @@ class Candidates:
 
         Raises ApiError 404 for a model that nobody serves, 400 for a prompt that its template refuses.
         """
-        self._require_served(routing.model)
+        self.require_served(routing.model)
         namespace = self._namespace(routing.model)
         if namespace is None or namespace.encoder is None:
             return self._reader.approximate(routing)
@@ -76,7 +76,8 @@ class Candidates:
             f"no replica takes requests{f' for {model[:200]!r}' if model else ''} now ({states}): retry later"
         )
 
-    def _require_served(self, model: str) -> None:
+    def require_served(self, model: str) -> None:
+        """Raises ApiError 404 for a model that nobody serves; an empty fleet may yet get one that does."""
         if len(self._fleet) and not self._fleet.serving(model):
             raise model_not_found(model, self._fleet.models)
 

@@ -121,13 +121,15 @@ class Proxy:
         routing = parse_routing(exchange.path, text)
         exchange.model = routing.model
         asked = await self._candidates.read(routing)
-        return await self._deliver(request, exchange, _Errand(body, asked, routing.model))
+        return await self._deliver(self._errand(request, exchange, body, asked))
 
     async def _pass_through(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         body, text = await self._read(request)
         exchange.model = _model_named_in(text)
+        if exchange.model:
+            self._candidates.require_served(exchange.model)
         asked = Request(prompt_tokens=0, keys=[], block_size=1, streamed=False)
-        return await self._deliver(request, exchange, _Errand(body, asked, exchange.model, self._least_loaded))
+        return await self._deliver(self._errand(request, exchange, body, asked, self._least_loaded))
 
     async def _read(self, request: web.BaseRequest) -> tuple[bytes, bytes]:
         """The body as it came, and as text."""
@@ -135,33 +137,34 @@ class Proxy:
         body = await read_body(request, most)
         return body, unpacked(body, request.headers.get("Content-Encoding"), most)
 
-    async def _deliver(self, request: web.BaseRequest, exchange: Exchange, errand: _Errand) -> web.StreamResponse:
+    def _errand(
+        self, request: web.BaseRequest, exchange: Exchange, body: bytes, asked: Request, policy: Policy | None = None
+    ) -> _Errand:
         headers = request_headers(request.headers, exchange.request_id, self._limits.admin_key)
+        return _Errand(request, exchange, headers, body, asked, policy)
+
+    async def _deliver(self, errand: _Errand) -> web.StreamResponse:
+        exchange, asked = errand.exchange, errand.asked
         failed: list[str] = []
         last_failure: ApiError | None = None
         while True:
             now = self._clock()
             try:
-                replicas = self._candidates.of(errand.model, now)
+                replicas = self._candidates.of(exchange.model, now)
+                view = self._candidates.view()
                 decision = self._placement.decide(
-                    errand.asked,
-                    replicas,
-                    now,
-                    excluded=failed,
-                    view=self._candidates.view(),
-                    policy=errand.policy,
+                    asked, replicas, now, excluded=failed, view=view, policy=errand.policy
                 )
             except NoReplicaError:
-                raise last_failure or self._candidates.nobody(errand.model) from None
+                raise last_failure or self._candidates.nobody(exchange.model) from None
             replica = next(replica for replica in replicas if replica.id == decision.chosen.replica_id)
-            attempt = self._placement.dispatch(errand.asked, replica, decision, now)
+            attempt = self._placement.dispatch(asked, replica, decision, now)
             try:
                 exchange.decision = decision
                 exchange.attempts += 1
                 self._metrics.dispatched(replica.id, decision.policy, decision.reason)
                 may_retry = len(failed) < self._limits.max_retries and len(decision.candidates) > 1
-                url = replica.url.rstrip("/") + request.rel_url.raw_path_qs
-                return await self._attempt(request, exchange, attempt, url, headers, errand.body, may_retry)
+                return await self._attempt(errand, attempt, replica.url, may_retry)
             except _TryElsewhere as elsewhere:
                 failed.append(replica.id)
                 last_failure = elsewhere.error
@@ -169,30 +172,22 @@ class Proxy:
             finally:
                 self._placement.finish(attempt, self._clock())
 
-    async def _attempt(
-        self,
-        request: web.BaseRequest,
-        exchange: Exchange,
-        attempt: Attempt,
-        url: str,
-        headers: CIMultiDict[str],
-        body: bytes,
-        may_retry: bool,
-    ) -> web.StreamResponse:
+    async def _attempt(self, errand: _Errand, attempt: Attempt, base_url: str, may_retry: bool) -> web.StreamResponse:
         """Raises _TryElsewhere where another replica may be asked, ApiError where not and nothing has been answered."""
+        request, exchange = errand.request, errand.exchange
         replica_id = attempt.decision.chosen.replica_id
+        url = base_url + request.rel_url.raw_path_qs
         upstream: UpstreamResponse | None = None
         self._health.begin(replica_id)
         try:
-            upstream = await self._upstream.open(request.method, url, headers, body)
+            upstream = await self._upstream.open(request.method, url, errand.headers, errand.body)
             self._open.add(upstream)
             # 429 and 503 are pressure, other client errors the client's: the replica is well.
             well = upstream.status < 500 or upstream.status == 503
             if well:
                 self._health.answering(replica_id)
             else:
-                self._health.failed(replica_id, self._clock())
-                self._metrics.failed(replica_id, f"status_{upstream.status}")
+                self._note_failure(replica_id, f"status_{upstream.status}", "it answered with an error")
             if may_retry and upstream.status in _ELSEWHERE:
                 raise _TryElsewhere(_replica_failed(f"it answered {upstream.status}"))
             first = await upstream.read()
@@ -203,7 +198,7 @@ class Proxy:
             exchange.outcome = "ok" if upstream.status < 400 else f"replica_{upstream.status}"
             return response
         except UpstreamError as error:
-            self._note_failure(replica_id, error)
+            self._note_failure(replica_id, error.failure, str(error))
             failure = _replica_failed(str(error), 504 if error.failure == "timeout" else 502)
             if may_retry and error.failure != "timeout":
                 raise _TryElsewhere(failure) from None
@@ -211,7 +206,7 @@ class Proxy:
         except BrokenOffError as broken:
             exchange.outcome = "shutting_down"
             if broken.error.failure != "cut":
-                self._note_failure(replica_id, broken.error)
+                self._note_failure(replica_id, broken.error.failure, str(broken.error))
                 exchange.outcome = "replica_broke_off"
             return broken.response
         finally:
@@ -229,10 +224,10 @@ class Proxy:
             exchange.cached_tokens = int(cached) if _COUNT.fullmatch(cached) else None
             self._placement.first_token(attempt, now, exchange.cached_tokens)
 
-    def _note_failure(self, replica_id: str, error: UpstreamError) -> None:
+    def _note_failure(self, replica_id: str, failure: str, reason: str) -> None:
         self._health.failed(replica_id, self._clock())
-        self._metrics.failed(replica_id, error.failure)
-        _logger.warning("replica failed", extra=fields(replica=replica_id, failure=error.failure, message=str(error)))
+        self._metrics.failed(replica_id, failure)
+        _logger.warning("replica failed", extra=fields(replica=replica_id, failure=failure, reason=reason))
 
     def _refuse(self, exchange: Exchange, error: ApiError) -> web.Response:
         exchange.status, exchange.outcome = error.status, error.code
@@ -241,12 +236,14 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True)
 class _Errand:
-    """What is to be delivered."""
+    """A request as it is to be delivered, to whichever replica."""
 
+    request: web.BaseRequest
+    exchange: Exchange
+    headers: CIMultiDict[str]
     body: bytes
     asked: Request
-    model: str
-    policy: Policy | None = None
+    policy: Policy | None
 
 
 class _TryElsewhere(Exception):  # noqa: N818 - a turn of the road, not an error

@@ -31,7 +31,10 @@ async def relay(
     """
     headers = response_headers(upstream.headers, exchange.headers())
     if upstream.complete:
-        return web.Response(status=upstream.status, headers=headers, body=first)
+        whole = web.Response(status=upstream.status, headers=headers, body=first)
+        await whole.prepare(request)
+        await whole.write_eof()
+        return whole
     response = web.StreamResponse(status=upstream.status, headers=headers)
     await response.prepare(request)
     chunk = first
