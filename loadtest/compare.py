@@ -12,7 +12,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -56,7 +56,7 @@ def run(settings: CompareSettings) -> int:
         with _termination_as_interrupt():
             results, runs = _Comparison(settings, out, stderr).run()
     except KeyboardInterrupt:
-        stderr.print("stopped; nothing was written")
+        stderr.print("stopped: no report was written")
         return _INTERRUPTED
     except (ChildFailedError, ClusterError, EmbeddedRedisError, LoadGeneratorError, OSError, PromptError) as error:
         stderr.print(f"compare: {error}", markup=False, soft_wrap=True)
@@ -114,7 +114,7 @@ class _Comparison:
                 break
         return tried
 
-    def _run_once(self, cluster: Cluster, policy: str, repeat: int, on_progress: Any) -> Run:
+    def _run_once(self, cluster: Cluster, policy: str, repeat: int, on_progress: Callable[[int], None]) -> Run:
         plan = self._plan.with_seed(self._settings.seed + repeat)
         timeout_seconds = self._settings.request_timeout_seconds
         with cluster.router(policy) as url:
