@@ -1,6 +1,6 @@
 """`make demo`: cache-aware against round robin on two real replicas, neither of which can hold all conversations.
 
-Fourteen open conversations of up to some 700 tokens need about 400 blocks of 16; a replica has 230. Three requests per
+Fourteen open conversations of up to some 700 tokens need about 400 blocks of 16; a replica has 210. Three requests per
 second keep a replica's core about a third busy under round robin, so what is seen is caching, not a queue.
 """
 
@@ -19,7 +19,7 @@ DEMO = CompareSettings(
     requests=96,
     repeats=3,
     max_tokens=8,
-    blocks=230,
+    blocks=210,
     threads=1,
     out="reports/demo",
 )
