@@ -32,6 +32,8 @@ class FinishReason(Enum):
     """`max_tokens` are there (refused beforehand where they would not fit the context)."""
     ABORT = "abort"
     """The client left, or the server is going away."""
+    COLD = "cold"
+    """The cache holds much less of the prompt than the request expects. Nothing was computed."""
     ERROR = "error"
     """The engine failed; the message goes with the event."""
 
@@ -79,6 +81,10 @@ class Sequence:
     params: SamplingParams
     root: BlockKey
     arrival_seconds: float = 0.0
+    tenant: str = ""
+    """Whose turn and whose share of the engine it is."""
+    expected_cached_tokens: int = 0
+    """If the cache holds much less of the prompt when its turn comes, it is refused (`COLD`) instead of computed."""
     keep_seconds: float = 0.0
     """The wish that its prompt's blocks are evicted later than others, for so long after its end."""
     status: SequenceStatus = SequenceStatus.WAITING
