@@ -234,6 +234,11 @@ class Engine:
         chunks: list[Chunk] = []
         try:
             chunks = self._scheduler.schedule()
+            refused = self._scheduler.take_refused()
+            for sequence in refused:
+                self._end(sequence, FinishReason.COLD)
+            if refused and not chunks:
+                return
             assert chunks, "there is work, but none can be done"
             self._state = self._look()  # a step may be long
             result = self._runner.execute(chunks)

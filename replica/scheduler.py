@@ -6,8 +6,9 @@ There is no prefill phase and no decode phase: every sequence's computed tokens 
     waiting  -- admit: all blocks for its tokens, cached ones shared -->  running  -- stop, length, abort -->  finished
        ^------------ preempted: the last admitted gives its blocks back and begins again -----'
 
-- Sequences that lack one token (decodes) go first, then prefills in order of admission, then admission in order of
-  arrival. A sequence that does not fit holds back those behind it, so none starves.
+- Sequences that lack one token (decodes) go first, then prefills in order of admission, then admission by turns (see
+  `waiting_line`). A sequence that does not fit holds back those behind it, so none starves.
+- A sequence that expects to find much more of its prompt in the cache than there is, is refused when its turn comes.
 - A waiting sequence whose next block is being computed by a running one is passed over until that block is there:
   of N equal cold prompts, one is computed.
 - The first admitted is never preempted, and what can never fit is refused: something always finishes.
@@ -15,7 +16,6 @@ There is no prefill phase and no decode phase: every sequence's computed tokens 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -24,8 +24,12 @@ from typing import NamedTuple
 from replica.prefix_cache import PrefixCache
 from replica.runner import Chunk, StepResult, TokenLogprobs
 from replica.sequence import FinishReason, Sequence, SequenceStatus
+from replica.waiting_line import WaitingLine
 
 __all__ = ["Counters", "EngineFull", "InvalidPrompt", "Progress", "PromptTooLong", "Scheduler"]
+
+_COLD_TOKENS = 512
+"""Fewer cached tokens than expected, by less than this, are not worth another journey."""
 
 
 class EngineFull(Exception):  # noqa: N818 - a state, not a mistake
@@ -88,8 +92,8 @@ class Scheduler:
         self.context_tokens = context_tokens
         self._eos_token_ids = frozenset(eos_token_ids)
         self._running: dict[str, Sequence] = {}  # in order of admission
-        self._waiting: OrderedDict[str, Sequence] = OrderedDict()  # in order of arrival, the preempted before them
-        self._waiting_tokens = 0
+        self._waiting = WaitingLine()
+        self._refused: list[Sequence] = []
 
     @property
     def running(self) -> int:
@@ -107,10 +111,10 @@ class Scheduler:
     def queued_prefill_tokens(self) -> int:
         """Tokens that wait, or that running sequences lack beyond their next decode."""
         behind = (sequence.uncomputed_tokens for sequence in self._running.values())
-        return self._waiting_tokens + sum(tokens for tokens in behind if tokens > 1)
+        return self._waiting.tokens + sum(tokens for tokens in behind if tokens > 1)
 
     def sequences(self) -> list[Sequence]:
-        return [*self._running.values(), *self._waiting.values()]
+        return [*self._running.values(), *self._waiting]
 
     def check_fits(self, sequence: Sequence) -> None:
         """Raises InvalidPrompt for what can never run. Reads constants alone: any thread may call it."""
@@ -138,24 +142,25 @@ class Scheduler:
             raise ValueError(f"request {sequence.request_id} is already here")
         if self.running + self.waiting >= self.max_sequences:
             raise EngineFull(f"{self.max_sequences} requests are running or waiting, which is the limit")
-        self._waiting[sequence.request_id] = sequence
-        self._waiting_tokens += len(sequence.tokens)
+        self._waiting.add(sequence)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> Sequence | None:
         """End a sequence and free what it holds. None if it is not (or no longer) here. Only between steps."""
         sequence = self._running.get(request_id)
         if sequence is None:
-            sequence = self._waiting.pop(request_id, None)
+            sequence = self._waiting.remove(request_id)
             if sequence is None:
                 return None
-            self._waiting_tokens -= len(sequence.tokens)
             sequence.status, sequence.finish_reason = SequenceStatus.FINISHED, reason
         else:
             self._finish(sequence, reason)
         return sequence
 
     def schedule(self) -> list[Chunk]:
-        """The next step; empty only if there is no work. `commit` must follow, or `abort` of all its sequences."""
+        """The next step; empty only if there is no work, or all of it was refused.
+
+        `commit` must follow, or `abort` of all its sequences.
+        """
         chunks: list[Chunk] = []
         budget = self.token_budget
         # Whoever is preempted on the way lacks all its tokens from then on, and so is passed over.
@@ -167,6 +172,11 @@ class Scheduler:
                 budget -= self._append_chunk(chunks, sequence, budget)
         self._admit(chunks, budget)
         return chunks
+
+    def take_refused(self) -> list[Sequence]:
+        """Those that ended as `COLD` since the last call. `cached_tokens` says what the cache does hold for each."""
+        refused, self._refused = self._refused, []
+        return refused
 
     def commit(self, chunks: Items[Chunk], result: StepResult) -> list[Progress]:
         """Take in what the runner did with `chunks`: computed blocks are cached, tokens appended, ended ones freed."""
@@ -187,8 +197,7 @@ class Scheduler:
         """Drop all sequences and the cache with them, in whatever state they are. The sequences dropped."""
         dropped = self.sequences()
         self._running.clear()
-        self._waiting.clear()
-        self._waiting_tokens = 0
+        self._waiting = WaitingLine()
         self.cache.start_over()
         return dropped
 
@@ -211,13 +220,11 @@ class Scheduler:
         sequence.status = SequenceStatus.WAITING
         sequence.preemptions += 1
         self.counters.preemptions += 1
-        self._waiting[sequence.request_id] = sequence
-        self._waiting.move_to_end(sequence.request_id, last=False)
-        self._waiting_tokens += len(sequence.tokens)
+        self._waiting.put_back(sequence)
 
     def _admit(self, chunks: list[Chunk], budget: int) -> None:
         """Move waiting sequences to running while the step has tokens left for them: never more than it has tokens."""
-        for sequence in list(self._waiting.values()):
+        for sequence in self._waiting.in_turn():
             # A sequence that waits for a block costs one look-up a step, however many they are.
             if sequence.awaited_key is not None and self.cache.is_claimed(sequence.awaited_key):
                 continue
@@ -229,14 +236,23 @@ class Scheduler:
             sequence.awaited_key = match.awaited_key
             if match.awaited_key is not None:
                 continue
+            held_tokens = len(match.block_ids) * self.cache.block_size
+            if _is_cold(sequence, held_tokens):
+                self._refuse(sequence, held_tokens)
+                continue
             if not self.cache.allocate(sequence, match, spare_blocks):
                 return
-            del self._waiting[sequence.request_id]
-            self._waiting_tokens -= len(sequence.tokens)
+            self._waiting.remove(sequence.request_id)
             self._running[sequence.request_id] = sequence
             sequence.status = SequenceStatus.RUNNING
             self._count_admission(sequence)
             budget -= self._append_chunk(chunks, sequence, budget)
+
+    def _refuse(self, sequence: Sequence, held_tokens: int) -> None:
+        self._waiting.remove(sequence.request_id)
+        sequence.cached_tokens = held_tokens
+        sequence.status, sequence.finish_reason = SequenceStatus.FINISHED, FinishReason.COLD
+        self._refused.append(sequence)
 
     def _count_admission(self, sequence: Sequence) -> None:
         if sequence.preemptions:
@@ -251,6 +267,7 @@ class Scheduler:
         start = sequence.computed_tokens
         end = min(start + budget, len(sequence.tokens))
         chunks.append(Chunk(sequence, start, end))
+        self._waiting.charge(sequence.tenant, end - start)
         return end - start
 
     def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Progress:
@@ -270,3 +287,9 @@ class Scheduler:
         del self._running[sequence.request_id]
         self.cache.free(sequence)
         sequence.status, sequence.finish_reason = SequenceStatus.FINISHED, reason
+
+
+def _is_cold(sequence: Sequence, held_tokens: int) -> bool:
+    """Less than half of what was expected is there, and what is missing is worth another journey."""
+    missing = sequence.expected_cached_tokens - held_tokens
+    return missing >= _COLD_TOKENS and missing > held_tokens and not sequence.preemptions
