@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import redis
 
 from shared.embedded_redis import start
+
+# How long an example takes says how busy the machine is, not whether the code is right: speed is proved in benches.
+hypothesis.settings.register_profile(
+    "warmroute", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.load_profile("warmroute")
 
 
 @pytest.fixture(scope="session")
