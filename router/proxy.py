@@ -102,8 +102,8 @@ class Proxy:
         except ApiError as error:
             return self._refuse(exchange, error)
         except ConnectionError:
-            exchange.outcome = "client_gone"
-            raise
+            # The client is gone: nobody is there to be told, and what is returned finds the connection closed.
+            return web.Response()
         except Exception:
             _logger.exception("a request failed: %s", exchange.path)
             if exchange.status:  # the answer has begun: it can only be cut short

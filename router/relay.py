@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from aiohttp import web
 
 from router.exchange import Exchange
@@ -11,6 +13,9 @@ from shared.api import ApiError, dialect_of
 from shared.sse import error_frames
 
 __all__ = ["BrokenOffError", "relay"]
+
+
+_LAST_EVENTS = (b"data: [DONE]\n\n", b'{"type":"message_stop"}\n\n')
 
 
 class BrokenOffError(Exception):
@@ -41,11 +46,15 @@ async def relay(
     try:
         while chunk:
             await response.write(chunk)
+            if chunk.endswith(_LAST_EVENTS):
+                # Clients that know the protocol may leave now, before the end of the body: they have their answer.
+                exchange.outcome = "ok"
             chunk = await upstream.read()
     except UpstreamError as error:
         await _end_broken(request, response, upstream, exchange, error)
         raise BrokenOffError(response, error) from error
-    await response.write_eof()
+    with suppress(ConnectionError):
+        await response.write_eof()
     return response
 
 

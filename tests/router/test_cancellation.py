@@ -147,3 +147,32 @@ async def test_requests_over_the_limit_are_refused_with_retry_after_and_permits_
     b.replicas[0].behave = answer
     async with b.client.post(b.url, json=chat()) as response:
         assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "last_event"),
+    [
+        ("/v1/chat/completions", b"data: [DONE]\n\n"),
+        ("/v1/messages", b'event: message_stop\ndata: {"type":"message_stop"}\n\n'),
+    ],
+)
+async def test_a_client_that_leaves_at_the_last_event_has_been_answered(
+    bench: BenchFactory, caplog: pytest.LogCaptureFixture, path: str, last_event: bytes
+) -> None:
+    async def done_but_open(request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+        response = await open_stream(request)
+        await response.write(b'data: {"chunk": 0}\n\n' + last_event)
+        await asyncio.Event().wait()
+        return response
+
+    b = await bench(1)
+    b.replicas[0].behave = done_but_open
+    with caplog.at_level("INFO"):
+        async with b.client.post(b.router.url + path, json=chat(max_tokens=8)) as response:
+            await response.content.readuntil(last_event)
+            response.close()
+        await b.settled()
+
+    (line,) = [record for record in caplog.records if record.message == "request"]
+    assert line.__dict__["fields"]["outcome"] == "ok"
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
