@@ -12,14 +12,16 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from replica.answer import Answer, Part
+from replica.answer import Part
+from replica.choices import Choices
 from replica.metrics import ReplicaMetrics
-from replica.responses import Response, response_of
+from replica.responses import Head, Response, response_of
 from replica.service import Service
 from shared.api import GENERATION_PATHS, ApiError, dialect_of, parse_generation, parse_tokenize
 from shared.api_errors import (
@@ -36,6 +38,8 @@ __all__ = ["ReplicaApplication"]
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_EXPECT_CACHED = "x-warmroute-expect-cached-tokens"
+_MOST_DIGITS = 10
 _REQUEST_ID = web.RequestKey("request_id", str)
 _FAILURE = web.RequestKey("failure", ApiError)
 """Why a stream that had begun was broken off."""
@@ -90,16 +94,16 @@ class ReplicaApplication:
         parsed = parse_generation(request.path, await request.read())
         service.check_model(parsed.routing.model)
         encoded = await service.encode(parsed.routing.prompt)
-        shape = response_of(
-            request.path, _request_id(request), service.model.name, int(time.time()), parsed.include_usage
-        )
-        with service.answer(parsed, encoded, request.headers.get("x-warmroute-tenant", "")) as answer:
-            first = await answer.next()
-            if first.finish is not None and (failure := first.finish.failure) is not None:
+        head = Head(_request_id(request), service.model.name, int(time.time()))
+        shape = response_of(request.path, head, parsed, service.bytes_of)
+        tenant, expected = request.headers.get("x-warmroute-tenant", ""), _expected_cached_tokens(request)
+        with service.answer(parsed, encoded, tenant, expected) as choices:
+            first = await choices.next()
+            if (failure := _failure(first)) is not None:
                 raise failure
             if parsed.routing.stream:
-                return await _stream(request, answer, first, shape)
-            return await _whole(answer, first, shape)
+                return await _stream(request, choices, first, shape)
+            return await _whole(choices, first, shape)
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         service = self._loaded()
@@ -190,46 +194,71 @@ class ReplicaApplication:
                 return internal_error()
 
 
-async def _whole(answer: Answer, first: Part, shape: Response) -> web.Response:
-    texts, finish = [first.text], first.finish
-    while finish is None:
-        part = await answer.next()
-        texts.append(part.text)
-        finish = part.finish
-    if (failure := finish.failure) is not None:
-        raise failure
-    response = _json_bytes(shape.whole("".join(texts), finish, answer.usage))
-    response.headers["x-warmroute-cached-tokens"] = str(answer.usage.cached_tokens)
+async def _whole(choices: Choices, parts: list[Part], shape: Response) -> web.Response:
+    grown: dict[int, list[Part]] = {}
+    while True:
+        for part in parts:
+            grown.setdefault(part.index, []).append(part)
+        if choices.finished:
+            break
+        parts = await choices.next()
+        if (failure := _failure(parts)) is not None:
+            raise failure
+    usage = choices.usage
+    response = _json_bytes(shape.whole([_joined(grown[index]) for index in sorted(grown)], usage))
+    response.headers["x-warmroute-cached-tokens"] = str(usage.cached_tokens)
     return response
 
 
-async def _stream(request: web.Request, answer: Answer, part: Part, shape: Response) -> web.StreamResponse:
-    """One write for each part; while the client is slow, parts grow instead of waiting one behind the other."""
+async def _stream(request: web.Request, choices: Choices, parts: list[Part], shape: Response) -> web.StreamResponse:
+    """One write for all that came; while the client is slow, parts grow instead of waiting one behind the other."""
     response = web.StreamResponse(
         headers={
             "Content-Type": "text/event-stream; charset=utf-8",
             "Cache-Control": "no-cache",
             "X-Accel-Buffering": "no",
-            "x-warmroute-cached-tokens": str(answer.usage.cached_tokens),
+            "x-warmroute-cached-tokens": str(choices.usage.cached_tokens),
         }
     )
     await response.prepare(request)
-    frames = shape.opening(answer.usage)
+    frames = shape.opening(choices.usage)
     while True:
-        if part.text:
-            frames += shape.delta(part.text)
-        if part.finish is not None:
+        failure = _failure(parts)
+        shown = parts if failure is None else [replace(part, finish=None) for part in parts]
+        frames += b"".join([shape.delta(part, choices.usage) for part in shown])
+        if failure is not None:
+            request[_FAILURE] = failure
+            frames += shape.failure(failure)
+            break
+        if choices.finished:
+            frames += shape.closing(choices.usage)
             break
         if frames:
             await response.write(frames)
-        part, frames = await answer.next(), b""
-    if (failure := part.finish.failure) is not None:
-        request[_FAILURE] = failure
-        await response.write(frames + shape.failure(failure))
-    else:
-        await response.write(frames + shape.closing(part.finish, answer.usage))
+        parts, frames = await choices.next(), b""
+    await response.write(frames)
     await response.write_eof()
     return response
+
+
+def _failure(parts: list[Part]) -> ApiError | None:
+    """Why the request cannot be answered any more: one of its answers cannot."""
+    failures = (part.finish.failure for part in parts if part.finish is not None)
+    return next((failure for failure in failures if failure is not None), None)
+
+
+def _joined(parts: list[Part]) -> Part:
+    """An answer's parts as one."""
+    tokens = tuple(token for part in parts for token in part.tokens)
+    return Part("".join(part.text for part in parts), parts[-1].finish, tokens, parts[-1].index)
+
+
+def _expected_cached_tokens(request: web.Request) -> int:
+    """How much of the prompt the sender believes to be in the cache; 0 if it does not say."""
+    given = request.headers.get(_EXPECT_CACHED, "0")
+    if not given.isdecimal() or len(given) > _MOST_DIGITS:
+        raise ApiError(400, "invalid_header", f"{_EXPECT_CACHED} must be a number of tokens", param=_EXPECT_CACHED)
+    return int(given)
 
 
 def _request_id(request: web.Request) -> str:

@@ -25,7 +25,7 @@ class ReplicaMetrics:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "warmroute_requests",
-            "Requests by endpoint and outcome: ok, aborted (the client left), error, or the code of a refusal.",
+            "Requests by endpoint and outcome: ok, aborted (the client left), or the code of the error.",
             ("endpoint", "outcome"),
             registry=self._registry,
         )
@@ -51,9 +51,11 @@ class ReplicaMetrics:
     def count(self, endpoint: str, outcome: str) -> None:
         self._requests.labels(endpoint, outcome).inc()
 
-    def observe_first_token(self, seconds: float, prompt_tokens: int) -> None:
+    def count_prompt(self, tokens: int) -> None:
+        self._prompt_tokens.inc(tokens)
+
+    def observe_first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
-        self._prompt_tokens.inc(prompt_tokens)
 
     def observe_answer(self, seconds: float, decode_seconds: float, tokens: int) -> None:
         self._request.observe(seconds)

@@ -34,9 +34,10 @@ def penalized(logits: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
 def _penalize(scores: torch.Tensor, sequence: Sequence) -> None:
     """In place; each row by itself, so that its neighbours cannot matter."""
     params = sequence.params
-    if params.logit_bias:
-        ids = _tensor(list(params.logit_bias), scores)
-        scores[ids] += torch.tensor(list(params.logit_bias.values()), dtype=scores.dtype, device=scores.device)
+    # A tokenizer may know more tokens than the model: those are never sampled, whatever their bias.
+    biases = {token: bias for token, bias in params.logit_bias.items() if token < scores.numel()}
+    if biases:
+        scores[_tensor(list(biases), scores)] += _values(list(biases.values()), scores)
     if params.repetition_penalty != 1:
         ids = _tensor(list(set(sequence.tokens)), scores)
         seen = scores[ids]
@@ -45,7 +46,11 @@ def _penalize(scores: torch.Tensor, sequence: Sequence) -> None:
     if params.frequency_penalty or params.presence_penalty:
         counts = Counter(sequence.tokens[sequence.prompt_tokens :])
         taken = [params.frequency_penalty * count + params.presence_penalty for count in counts.values()]
-        scores[_tensor(list(counts), scores)] -= torch.tensor(taken, dtype=scores.dtype, device=scores.device)
+        scores[_tensor(list(counts), scores)] -= _values(taken, scores)
+
+
+def _values(values: list[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)
 
 
 def _tensor(ids: list[int], like: torch.Tensor) -> torch.Tensor:

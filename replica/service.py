@@ -12,14 +12,16 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from replica.answer import Answer, Finish
+from replica.choices import Choices
 from replica.engine import Engine, EngineFull, EngineStopped, InvalidPrompt, PromptTooLong, TokenEvent
 from replica.metrics import ReplicaMetrics
 from replica.sequence import FinishReason, SamplingParams, Sequence
+from replica.token_bytes import TokenBytes
 from shared.api import ApiError, GenerationRequest
-from shared.api_errors import context_length_exceeded, engine_full, model_not_found, shutting_down
+from shared.api_errors import context_length_exceeded, engine_full, invalid_value, model_not_found, shutting_down
 from shared.blocks import namespace_root
 from shared.prompts import EncodedPrompt, PromptEncoder, PromptError, PromptInput
 
@@ -56,6 +58,7 @@ class Service:
     ) -> None:
         """`seed` decides the sampling of requests that bring none."""
         self.model = model
+        self.bytes_of = TokenBytes(model.encoder.tokenizer)
         self._metrics = metrics
         self._secret = secret
         self._loop = asyncio.get_running_loop()
@@ -89,32 +92,34 @@ class Service:
             raise model_not_found(name, [self.model.name])
 
     @contextlib.contextmanager
-    def answer(self, request: GenerationRequest, encoded: EncodedPrompt, tenant: str) -> Iterator[Answer]:
-        """Submit, and give the answer for as long as it is read. Raises ApiError where the engine does not take it."""
+    def answer(
+        self, request: GenerationRequest, encoded: EncodedPrompt, tenant: str, expected_cached_tokens: int = 0
+    ) -> Iterator[Choices]:
+        """Submit, and give the answers for as long as they are read. Raises ApiError where the engine does not take it.
+
+        Where the cache holds much less than expected, the answer is that error alone and nothing is computed.
+        """
         if self._draining:
             raise shutting_down()
-        request_id = f"r{next(self._numbers)}"  # our own: clients may repeat theirs
-        sequence = self._sequence(request_id, request, encoded, tenant)
-        ends = request.stop_token_ids | (frozenset() if request.ignore_eos else self.model.eos_token_ids)
-        answer = Answer(
-            sequence.prompt_tokens,
-            self.model.block_size,
-            self.model.encoder.incremental_decoder(),
-            request.stop,
-            ends,
-            sequence.arrival_seconds,
-        )
-        self._answers[request_id] = answer
+        changed = asyncio.Event()
+        sequences = self._sequences(request, encoded, tenant, expected_cached_tokens)
+        answers = {
+            sequence.request_id: self._answer_of(sequence, request.stop, index, changed)
+            for index, sequence in enumerate(sequences)
+        }
+        self._answers |= answers
         self._idle.clear()
         try:
-            self._submit(sequence)
-            yield answer
+            for sequence in sequences:
+                self._submit(sequence)
+            yield Choices(list(answers.values()), changed)
         finally:
-            del self._answers[request_id]
+            for request_id, answer in answers.items():
+                del self._answers[request_id]
+                if answer.computing:
+                    self.engine.abort(request_id)
             if not self._answers:
                 self._idle.set()
-            if answer.computing:
-                self.engine.abort(request_id)
 
     def start_draining(self) -> None:
         """From now on nothing new is taken."""
@@ -132,26 +137,62 @@ class Service:
             self.engine.abort(request_id)
             answer.end(Finish(FinishReason.ABORT))
 
-    def _sequence(self, request_id: str, request: GenerationRequest, encoded: EncodedPrompt, tenant: str) -> Sequence:
+    def _sequences(
+        self, request: GenerationRequest, encoded: EncodedPrompt, tenant: str, expected_cached_tokens: int
+    ) -> list[Sequence]:
+        """One for each answer. Raises ApiError where no such sequence can be."""
+        params = self._sampling(request, encoded)
+        root = namespace_root(self.model.fingerprint, tenant, self._secret)
+        now = time.monotonic()
+        return [
+            Sequence(
+                f"r{next(self._numbers)}",  # our own: clients may repeat theirs
+                list(encoded.token_ids),
+                encoded.token_count,
+                replace(params, seed=_seed_of_choice(params.seed, index)),
+                root,
+                arrival_seconds=now,
+                tenant=tenant,
+                expected_cached_tokens=expected_cached_tokens,
+            )
+            for index in range(request.n)
+        ]
+
+    def _sampling(self, request: GenerationRequest, encoded: EncodedPrompt) -> SamplingParams:
+        max_tokens = request.routing.max_tokens
         room = self.model.context_tokens - encoded.token_count
-        if room < 1:
+        if room < (0 if max_tokens == 0 else 1):
             raise context_length_exceeded(encoded.token_count, self.model.context_tokens)
-        params = SamplingParams(
-            max_tokens=request.routing.max_tokens or room,
+        vocabulary = self.model.encoder.vocabulary_size
+        if request.logit_bias and (token := max(request.logit_bias)) >= vocabulary:
+            raise invalid_value("logit_bias", f"names token {token}, but the vocabulary ends at {vocabulary - 1}")
+        return SamplingParams(
+            max_tokens=room if max_tokens is None else max_tokens,
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=request.top_k,
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            logit_bias=request.logit_bias,
             seed=self._seeds.getrandbits(63) if request.seed is None else request.seed,
             stop_token_ids=request.stop_token_ids,
             ignore_eos=request.ignore_eos,
+            top_logprobs=request.top_logprobs,
         )
-        return Sequence(
-            request_id,
-            encoded.token_ids,
-            encoded.token_count,
-            params,
-            namespace_root(self.model.fingerprint, tenant, self._secret),
-            arrival_seconds=time.monotonic(),
+
+    def _answer_of(self, sequence: Sequence, stops: tuple[str, ...], index: int, changed: asyncio.Event) -> Answer:
+        params = sequence.params
+        return Answer(
+            sequence.prompt_tokens,
+            self.model.block_size,
+            self.model.encoder.incremental_decoder(),
+            stops,
+            params.stop_token_ids | (frozenset() if params.ignore_eos else self.model.eos_token_ids),
+            sequence.arrival_seconds,
+            index,
+            changed,
         )
 
     def _submit(self, sequence: Sequence) -> None:
@@ -178,14 +219,24 @@ class Service:
                 self._advance(answer, event, now)
 
     def _advance(self, answer: Answer, event: TokenEvent, now: float) -> None:
+        begins = not answer.begun and answer.index == 0
         answer.push(event)
+        if answer.finish is not None and answer.finish.failure is not None:
+            return
+        if begins:
+            self._metrics.count_prompt(answer.usage.prompt_tokens)
         latency = now - answer.arrival_seconds
         if event.first:
             answer.first_token_seconds = now
-            self._metrics.observe_first_token(latency, answer.usage.prompt_tokens)
-        if answer.finish is None or answer.finish.failure is not None:
+            self._metrics.observe_first_token(latency)
+        if answer.finish is None:
             return
         if answer.computing:  # a stop string, which the engine cannot see
             self.engine.abort(event.request_id)
             answer.computing = False
         self._metrics.observe_answer(latency, now - answer.first_token_seconds, answer.usage.completion_tokens)
+
+
+def _seed_of_choice(seed: int | None, index: int) -> int | None:
+    """The request's own for its first answer, so that more answers do not change it; derived from it for the others."""
+    return seed if index == 0 or seed is None else random.Random(f"{seed}/choice/{index}").getrandbits(63)

@@ -5,6 +5,7 @@ text blocks            -> content of one string
 tool_use blocks        -> the assistant message's tool_calls
 tool_result blocks     -> tool messages, before what else the user says
 last message assistant -> the answer continues it
+max_tokens 0           -> the prompt is computed for the cache, and nothing answered
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def messages_routing(fields: Fields) -> RoutingFields:
         model=fields.required_text("model"),
         prompt=messages_prompt(fields),
         stream=fields.flag("stream"),
-        max_tokens=fields.integer("max_tokens", 1, MOST_TOKENS),
+        max_tokens=fields.integer("max_tokens", 0, MOST_TOKENS),
         session="",
         user=fields.nested("metadata").text("user_id"),
     )

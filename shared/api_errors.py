@@ -16,6 +16,7 @@ __all__ = [
     "ApiError",
     "Dialect",
     "body_too_large",
+    "cache_precondition_failed",
     "context_length_exceeded",
     "dialect_of",
     "engine_full",
@@ -55,6 +56,7 @@ class ApiError(Exception):
         param: str | None = None,
         retry_after_seconds: float | None = None,
         allow: str | None = None,
+        cached_tokens: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -63,6 +65,7 @@ class ApiError(Exception):
         self.param = param
         self.retry_after_seconds = retry_after_seconds
         self.allow = allow
+        self.cached_tokens = cached_tokens
 
     def type(self, dialect: Dialect) -> str:
         """The dialect's own class of error, which its official client turns into an exception class."""
@@ -76,14 +79,22 @@ class ApiError(Exception):
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_seconds)))
         if self.allow is not None:
             headers["Allow"] = self.allow
+        if self.cached_tokens is not None:
+            headers["x-warmroute-cached-tokens"] = str(self.cached_tokens)
         return headers
 
     def document(self, dialect: Dialect, request_id: str = "") -> dict[str, object]:
         """The error object as the dialect's clients expect it; `code` and `param` are in both."""
+        error: dict[str, object] = {
+            "message": self.message,
+            "type": self.type(dialect),
+            "param": self.param,
+            "code": self.code,
+        }
+        if self.cached_tokens is not None:
+            error["cached_tokens"] = self.cached_tokens
         if dialect == "anthropic":
-            error = {"type": self.type(dialect), "message": self.message, "code": self.code, "param": self.param}
             return {"type": "error", "error": error, "request_id": request_id or None}
-        error = {"message": self.message, "type": self.type(dialect), "param": self.param, "code": self.code}
         return {"error": error}
 
     def body(self, dialect: Dialect, request_id: str = "") -> bytes:
@@ -129,6 +140,15 @@ def path_not_found(path: str) -> ApiError:
 def method_not_allowed(method: str, allowed: Iterable[str]) -> ApiError:
     allow = ", ".join(sorted(allowed))
     return ApiError(405, "method_not_allowed", f"{method[:20]} is not allowed here: use {allow}", allow=allow)
+
+
+def cache_precondition_failed(cached_tokens: int) -> ApiError:
+    """For a router's eyes: it expected more of the prompt in this replica's cache than there is."""
+    message = (
+        f"this replica's cache holds {cached_tokens} tokens of the prompt, much less than expected: "
+        "send it to another, or leave x-warmroute-expect-cached-tokens out"
+    )
+    return ApiError(412, "cache_precondition_failed", message, cached_tokens=cached_tokens)
 
 
 def engine_full(retry_after_seconds: float = 1.0) -> ApiError:

@@ -13,6 +13,7 @@ from shared.api_request import (
     GenerationRequest,
     RoutingFields,
     agreed,
+    logit_bias,
     most_likely,
     nucleus,
     sampling_seed,
@@ -34,18 +35,14 @@ __all__ = [
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _PLAIN_MESSAGE = frozenset({"role", "content"})
+_MOST_CHOICES = 128
+_MOST_LOGPROBS = 20
 
 # Fields of either endpoint that change the answer and are not built, with the values that change nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
     "typical_p": (1,),
     "min_tokens": (0,),
     "bad_words": ([],),
@@ -67,8 +64,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "return_tokens_as_token_ids": (False,),
 }
 _CHAT_NEUTRAL = _NEUTRAL | {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "modalities": (["text"],),
     "audio": (),
     "functions": ([],),
@@ -80,7 +75,7 @@ _CHAT_NEUTRAL = _NEUTRAL | {
     "documents": ([],),
     "add_special_tokens": (False,),
 }
-_COMPLETION_NEUTRAL = _NEUTRAL | {"logprobs": (), "suffix": ("",), "add_special_tokens": (True,)}
+_COMPLETION_NEUTRAL = _NEUTRAL | {"suffix": ("",), "add_special_tokens": (True,)}
 _STREAM_NEUTRAL: dict[str, tuple[object, ...]] = {"continuous_usage_stats": (False,)}
 
 
@@ -124,7 +119,7 @@ def completion_routing(fields: Fields) -> RoutingFields:
         model=fields.required_text("model"),
         prompt=completion_prompt(fields),
         stream=fields.flag("stream"),
-        max_tokens=fields.integer("max_tokens", 1, MOST_TOKENS),
+        max_tokens=fields.integer("max_tokens", 0, MOST_TOKENS),
         session=fields.text("prompt_cache_key"),
         user=fields.text("user"),
     )
@@ -132,15 +127,22 @@ def completion_routing(fields: Fields) -> RoutingFields:
 
 def chat_request(fields: Fields) -> GenerationRequest:
     fields.refuse_unless_neutral(_CHAT_NEUTRAL)
-    return _request(fields, chat_routing(fields))
+    return _request(fields, chat_routing(fields), _chat_logprobs(fields))
 
 
 def completion_request(fields: Fields) -> GenerationRequest:
     fields.refuse_unless_neutral(_COMPLETION_NEUTRAL)
-    return _request(fields, completion_routing(fields))
+    return _request(fields, completion_routing(fields), fields.integer("logprobs", 0, _MOST_LOGPROBS))
 
 
-def _request(fields: Fields, routing: RoutingFields) -> GenerationRequest:
+def _chat_logprobs(fields: Fields) -> int | None:
+    wanted, likeliest = fields.flag("logprobs"), fields.integer("top_logprobs", 0, _MOST_LOGPROBS)
+    if likeliest and not wanted:
+        raise invalid_value("top_logprobs", "is only allowed together with logprobs: true")
+    return likeliest or 0 if wanted else None
+
+
+def _request(fields: Fields, routing: RoutingFields, top_logprobs: int | None) -> GenerationRequest:
     stream_options = fields.nested("stream_options")
     stream_options.refuse_unless_neutral(_STREAM_NEUTRAL)
     include_usage = stream_options.flag("include_usage")
@@ -156,6 +158,13 @@ def _request(fields: Fields, routing: RoutingFields) -> GenerationRequest:
         stop=stop_strings(fields, "stop"),
         stop_token_ids=stop_token_ids(fields),
         ignore_eos=fields.flag("ignore_eos"),
+        n=fields.integer("n", 1, _MOST_CHOICES) or 1,
+        min_p=fields.number("min_p", 0, 1, default=0.0),
+        repetition_penalty=fields.number("repetition_penalty", 0.01, 100, default=1.0),
+        presence_penalty=fields.number("presence_penalty", -2, 2, default=0.0),
+        frequency_penalty=fields.number("frequency_penalty", -2, 2, default=0.0),
+        logit_bias=logit_bias(fields),
+        top_logprobs=top_logprobs,
     )
 
 

@@ -7,7 +7,8 @@ replica, and both derive the same prompt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shared.api_errors import invalid_value
 from shared.api_fields import Fields
@@ -18,6 +19,7 @@ __all__ = [
     "MOST_TOKENS",
     "RoutingFields",
     "agreed",
+    "logit_bias",
     "most_likely",
     "nucleus",
     "sampling_seed",
@@ -29,11 +31,17 @@ MOST_TOKENS = (1 << 31) - 1
 _MOST_STOPS = 16
 _LONGEST_STOP = 1024
 _MOST_STOP_TOKENS = 256
+_MOST_BIASES = 1024
+_LARGEST_BIAS = 100.0
+_MOST_TOKEN_ID = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingFields:
-    """`max_tokens` None means as many as the context holds; `session` and `user` are hints and may be empty."""
+    """`max_tokens` None means as many as the context holds, 0 that the prompt is computed for the cache alone.
+
+    `session` and `user` are hints and may be empty.
+    """
 
     model: str
     prompt: PromptInput
@@ -56,6 +64,15 @@ class GenerationRequest:
     stop: tuple[str, ...]
     stop_token_ids: frozenset[int]
     ignore_eos: bool
+    n: int = 1
+    """How many answers."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    top_logprobs: int | None = None
+    """Log probabilities of each token and so many likeliest ones; None: of none."""
 
 
 def stop_strings(fields: Fields, name: str) -> tuple[str, ...]:
@@ -77,6 +94,20 @@ def nucleus(fields: Fields) -> float:
 def most_likely(fields: Fields) -> int:
     """`top_k`: absent, 0 and -1 all switch it off."""
     return max(0, fields.integer("top_k", -1, MOST_TOKENS) or 0)
+
+
+def logit_bias(fields: Fields) -> dict[int, float]:
+    """Token ids, spelled as strings as JSON's keys are, to what is added to their logits."""
+    values = fields.mapping("logit_bias")
+    if len(values) > _MOST_BIASES:
+        raise invalid_value(fields.path("logit_bias"), f"has {len(values)} entries: at most {_MOST_BIASES} are allowed")
+    biases = Fields(values, fields.path("logit_bias"))
+    result = {}
+    for name in values:
+        if not (name.isdecimal() and name.isascii()) or len(name) > 10 or int(name) > _MOST_TOKEN_ID:
+            raise invalid_value(fields.path("logit_bias"), f"must map token ids to numbers; {name[:20]!r} is none")
+        result[int(name)] = biases.number(name, -_LARGEST_BIAS, _LARGEST_BIAS, default=0.0)
+    return result
 
 
 def agreed(fields: Fields, first: str, second: str) -> int | None:

@@ -139,6 +139,11 @@ def test_a_strong_bias_makes_a_token_certain_or_impossible_for_greedy_requests_t
         assert drawn == {best} if bias > 0 else best not in drawn
 
 
+def test_a_bias_on_a_token_the_model_does_not_have_changes_nothing() -> None:
+    logits = some_logits(1)
+    assert torch.equal(penalized(logits, [after_some_output(logit_bias={VOCABULARY: 5.0})]), logits)
+
+
 def test_logprobs_are_those_of_the_model_whatever_the_request_does_to_them() -> None:
     logits = some_logits(3)
     sequences = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,30 @@ async def test_tiny_answers_hits_its_cache_and_repeats_a_seed() -> None:
         ended = await ask(client, max_tokens=None, temperature=0)
         assert ended["choices"][0]["finish_reason"] == "stop"
         assert "<|" not in text_of(ended)
+
+
+async def test_tiny_tells_how_likely_its_tokens_were_and_answers_several_times() -> None:
+    async with serving(engine="torch", threads=1, blocks=256) as (_, client):
+        greedy = await ask(client, temperature=0, logprobs=True, top_logprobs=5)
+        for token in greedy["choices"][0]["logprobs"]["content"]:
+            assert token["logprob"] == token["top_logprobs"][0]["logprob"] < 0
+            logprobs = [rival["logprob"] for rival in token["top_logprobs"]]
+            assert logprobs == sorted(logprobs, reverse=True)
+            assert len(logprobs) == 5
+            assert sum(map(math.exp, logprobs)) <= 1 + 1e-5
+
+        several = [await ask(client, n=3, seed=7, max_tokens=20) for _ in range(2)]
+        texts = [[choice["message"]["content"] for choice in answer["choices"]] for answer in several]
+        assert texts[0] == texts[1]
+        assert len(set(texts[0])) == 3
+        assert text_of(await ask(client, seed=7, max_tokens=20)) == texts[0][0]
+
+        [first] = greedy["choices"][0]["logprobs"]["content"][:1]
+        path, body = "/tokenize", {"prompt": first["token"]}
+        async with client.post(path, json=body) as response:
+            [token_id] = (await response.json())["tokens"]
+        other = await ask(client, temperature=0, logit_bias={str(token_id): -100})
+        assert not text_of(other).startswith(first["token"])
 
 
 async def test_a_directory_without_a_model_is_one_clear_line(tmp_path: Path) -> None:

@@ -59,12 +59,38 @@ async def sampled(
 
 async def test_every_parameter_reaches_the_engine(runners: list[RecordingRunner]) -> None:
     asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "stop_token_ids": [3], "ignore_eos": True, "max_tokens": 2}
-    [openai, anthropic] = await sampled(runners, [asked | {"seed": 11}, asked | {"path": "/v1/messages"}])
+    more: dict[str, Any] = {
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "min_p": 0.1,
+        "seed": 11,
+    }
+    more |= {"logit_bias": {"5": 2}, "logprobs": True, "top_logprobs": 2}
+    [openai, anthropic] = await sampled(runners, [asked | more, asked | {"path": "/v1/messages"}])
     expected = SamplingParams(
         max_tokens=2, temperature=0.5, top_p=0.9, top_k=7, seed=11, stop_token_ids=frozenset({3}), ignore_eos=True
     )
-    assert openai == expected
+    assert openai == replace(
+        expected,
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        min_p=0.1,
+        logit_bias={5: 2.0},
+        top_logprobs=2,
+    )
     assert replace(anthropic, seed=11) == expected
+
+
+async def test_more_answers_have_seeds_of_their_own_and_do_not_change_the_first(
+    runners: list[RecordingRunner],
+) -> None:
+    seeds = [params.seed for params in await sampled(runners, [{"seed": 5, "n": 3}, {"seed": 5}, {"seed": 5, "n": 2}])]
+    first_three, one, two = seeds[:3], seeds[3], seeds[4:]
+    assert one == first_three[0] == two[0] == 5
+    assert two[1] == first_three[1]
+    assert len(set(first_three)) == 3
 
 
 async def test_requests_without_a_seed_get_their_own_which_the_server_seed_decides(

@@ -38,6 +38,10 @@ def test_every_supported_field_arrives() -> None:
     assert (request.temperature, request.top_p, request.top_k, request.stop) == (0.5, 0.9, 4, ("END",))
 
 
+def test_no_tokens_at_all_warm_the_cache() -> None:
+    assert parse_messages(body(max_tokens=0)).routing.max_tokens == 0
+
+
 @pytest.mark.parametrize("system", ["be brief", [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}]])
 def test_the_system_field_becomes_the_first_message(system: object) -> None:
     assert prompt(system=system).messages == [{"role": "system", "content": "be brief"}, *HELLO]
@@ -79,7 +83,7 @@ def test_an_assistant_message_at_the_end_is_continued() -> None:
     ("field", "value", "param"),
     [
         ("max_tokens", None, "max_tokens"),
-        ("max_tokens", 0, "max_tokens"),
+        ("max_tokens", -1, "max_tokens"),
         ("max_tokens", "5", "max_tokens"),
         ("temperature", 1.5, "temperature"),
         ("stop_sequences", [""], "stop_sequences"),

@@ -50,6 +50,14 @@ def test_every_supported_field_arrives() -> None:
             stop="END",
             stop_token_ids=[4, 5],
             ignore_eos=True,
+            n=3,
+            min_p=0.25,
+            repetition_penalty=1.5,
+            presence_penalty=-1,
+            frequency_penalty=0.5,
+            logit_bias={"7": -100, "11": 2.5},
+            logprobs=True,
+            top_logprobs=4,
             user="u",
             prompt_cache_key="s",
         )
@@ -59,7 +67,23 @@ def test_every_supported_field_arrives() -> None:
     assert request.routing.max_tokens == 7
     assert (request.temperature, request.top_p, request.top_k, request.seed) == (0.0, 0.5, 3, -5)
     assert (request.stop, request.stop_token_ids, request.ignore_eos) == (("END",), frozenset({4, 5}), True)
+    assert (request.n, request.min_p, request.repetition_penalty) == (3, 0.25, 1.5)
+    assert (request.presence_penalty, request.frequency_penalty) == (-1.0, 0.5)
+    assert (request.logit_bias, request.top_logprobs) == ({7: -100.0, 11: 2.5}, 4)
     assert (request.routing.user, request.routing.session) == ("u", "s")
+
+
+def test_logprobs_without_rivals_are_those_of_the_answer_alone() -> None:
+    assert parse_chat(chat(logprobs=True)).top_logprobs == 0
+    assert parse_completion(completion(logprobs=0)).top_logprobs == 0
+    assert parse_completion(completion(logprobs=5)).top_logprobs == 5
+    assert parse_completion(completion()).top_logprobs is None
+    assert refusal(parse_completion, completion(logprobs=True)).code == "invalid_type"
+
+
+def test_a_completion_may_have_no_tokens_a_chat_answer_at_least_one() -> None:
+    assert parse_completion(completion(max_tokens=0)).routing.max_tokens == 0
+    assert refusal(parse_chat, chat(max_tokens=0)).param == "max_tokens"
 
 
 def test_unknown_fields_and_null_fields_are_accepted() -> None:
@@ -69,19 +93,12 @@ def test_unknown_fields_and_null_fields_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
-        ("n", True),
         ("best_of", 2),
         ("echo", True),
-        ("logit_bias", {"5": 1}),
-        ("presence_penalty", 0.1),
-        ("frequency_penalty", -1),
-        ("repetition_penalty", 1.2),
-        ("min_p", 0.1),
+        ("prompt_logprobs", 1),
+        ("min_tokens", 2),
         ("response_format", {"type": "json_schema"}),
         ("response_format", {"type": "json_object"}),
-        ("logprobs", True),
-        ("top_logprobs", 2),
         ("audio", {}),
         ("modalities", ["text", "audio"]),
         ("functions", [{}]),
@@ -102,7 +119,8 @@ def test_a_chat_field_that_would_change_the_answer_is_refused_by_name(field: str
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("suffix", "x"), ("logprobs", 0), ("echo", True), ("best_of", 2), ("prompt", ["a", "b"])]
+    ("field", "value"),
+    [("suffix", "x"), ("prompt_logprobs", 0), ("echo", True), ("best_of", 2), ("prompt", ["a", "b"])],
 )
 def test_a_completion_field_that_would_change_the_answer_is_refused_by_name(field: str, value: object) -> None:
     error = refusal(parse_completion, completion(**{field: value}))
@@ -115,6 +133,8 @@ def test_a_completion_field_that_would_change_the_answer_is_refused_by_name(fiel
         {"n": 1},
         {"presence_penalty": 0.0},
         {"logit_bias": {}},
+        {"min_p": 0, "repetition_penalty": 1},
+        {"logprobs": False, "top_logprobs": 0},
         {"response_format": {"type": "text"}},
         {"logprobs": False},
     ],
@@ -140,6 +160,24 @@ def test_a_value_that_changes_nothing_is_accepted(neutral: dict[str, object]) ->
         ("max_tokens", "5", "max_tokens"),
         ("max_tokens", True, "max_tokens"),
         ("max_completion_tokens", 0, "max_completion_tokens"),
+        ("n", 0, "n"),
+        ("n", 129, "n"),
+        ("n", True, "n"),
+        ("min_p", 1.1, "min_p"),
+        ("presence_penalty", 2.1, "presence_penalty"),
+        ("frequency_penalty", -2.1, "frequency_penalty"),
+        ("repetition_penalty", 0, "repetition_penalty"),
+        ("repetition_penalty", 1e-300, "repetition_penalty"),
+        ("logit_bias", [], "logit_bias"),
+        ("logit_bias", {"x": 1}, "logit_bias"),
+        ("logit_bias", {"-1": 1}, "logit_bias"),
+        ("logit_bias", {"5000000000": 1}, "logit_bias"),
+        ("logit_bias", {"5": 101}, "logit_bias.5"),
+        ("logit_bias", {"5": "much"}, "logit_bias.5"),
+        ("logit_bias", {str(token): 1 for token in range(1025)}, "logit_bias"),
+        ("logprobs", 1, "logprobs"),
+        ("top_logprobs", 3, "top_logprobs"),
+        ("top_logprobs", 21, "top_logprobs"),
         ("seed", 2**63, "seed"),
         ("seed", 1.5, "seed"),
         ("stop", "", "stop"),
