@@ -46,6 +46,31 @@ async def test_openai_chat_streamed_and_not(url: str) -> None:
     assert models == ["tiny"]
 
 
+async def test_openai_several_answers_with_logprobs_streamed_and_not(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        whole = await client.chat.completions.create(
+            model="tiny", messages=HELLO, max_tokens=6, n=2, logprobs=True, top_logprobs=2, presence_penalty=0.5
+        )
+        stream = await client.chat.completions.create(
+            model="tiny", messages=HELLO, max_tokens=6, n=2, logprobs=True, top_logprobs=2, stream=True
+        )
+        told: dict[int, str] = {0: "", 1: ""}
+        async for chunk in stream:
+            [grown] = chunk.choices
+            if grown.logprobs is not None and grown.logprobs.content is not None:
+                told[grown.index] += "".join(token.token for token in grown.logprobs.content)
+        completion = await client.completions.create(model="tiny", prompt="once upon", max_tokens=6, logprobs=2)
+    for choice in whole.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+        assert told[choice.index] == choice.message.content
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == completion.choices[0].text
+
+
 async def test_openai_completion_streamed_and_not(url: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
         whole = await client.completions.create(model="tiny", prompt="once upon", max_tokens=6)
