@@ -54,7 +54,13 @@ def _simulated(settings: ReplicaSettings) -> Backend:
         per_decode_seconds=settings.sim_per_decode_seconds,
     )
     return Backend(
-        runner=SimulatedRunner(settings.blocks or _SIMULATED_BLOCKS, settings.block_size, cost, word_token_ids()),
+        runner=SimulatedRunner(
+            settings.blocks or _SIMULATED_BLOCKS,
+            settings.block_size,
+            cost,
+            word_token_ids(),
+            host_blocks=settings.host_blocks,
+        ),
         bundle=tiny_bundle(),
         weights_id="simulated",
         context_tokens=_SIMULATED_CONTEXT_TOKENS,
@@ -70,7 +76,7 @@ def _torch(settings: ReplicaSettings) -> Backend:
 
         from replica.model_loader import ModelLoadError, load
         from replica.model_runner import ModelRunner
-        from replica.pool_size import pool_blocks
+        from replica.pool_size import check_host_blocks, pool_blocks
     except ImportError as error:
         raise BackendError(f"--engine torch lacks {error.name}: pip install 'warmroute[engine]'") from error
 
@@ -79,11 +85,12 @@ def _torch(settings: ReplicaSettings) -> Backend:
     try:
         loaded = load(settings.model, settings.device, settings.dtype)
         blocks = pool_blocks(loaded.model, settings.block_size, settings.blocks)
+        check_host_blocks(loaded.model, settings.block_size, settings.host_blocks)
     except ModelLoadError as error:
         raise BackendError(str(error)) from error
     device, dtype = loaded.model.device.type, str(loaded.model.dtype).removeprefix("torch.")
     return Backend(
-        runner=ModelRunner(loaded.model, blocks, settings.block_size),
+        runner=ModelRunner(loaded.model, blocks, settings.block_size, settings.host_blocks),
         bundle=loaded.bundle,
         weights_id=loaded.weights_id,
         context_tokens=loaded.context_tokens,

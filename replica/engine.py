@@ -19,12 +19,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
-import msgspec
-
+from replica.block_moves import Transferred, carry_out
 from replica.block_pool import IntegrityError
-from replica.prefix_cache import CacheEvents, ResetResult
+from replica.cache_events import CacheEvents
+from replica.cache_view import CacheDescription, describe
+from replica.guests import Guests
+from replica.prefix_cache import ResetResult
 from replica.runner import Chunk, Runner, RunnerError, TokenLogprobs
 from replica.scheduler import Counters, EngineFull, InvalidPrompt, Progress, PromptTooLong, Scheduler
 from replica.sequence import FinishReason, Sequence
@@ -44,14 +46,18 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 _UNEXPECTED = "the engine failed unexpectedly; its log says more"
 
-_LISTED_KEYS = 10_000
 _QUIET_SECONDS = 0.2
 """Idle for that long, the engine has time to check itself."""
 _CHECK_SHARE = 0.01
 """At most this share of the time goes into idle integrity checks."""
+
+
+class _BlocksLostError(Exception):
+    """The KV pool is not what the prefix cache says."""
 
 
 class EngineStopped(Exception):  # noqa: N818 - a state, not a mistake
@@ -76,21 +82,6 @@ class TokenEvent:
     """One for each token, where the request asks for them."""
 
 
-class CacheDescription(msgspec.Struct, frozen=True):
-    """What `GET /cache` shows. used + cached + free = capacity; a used block may be held (published) as well."""
-
-    block_size: int
-    capacity_blocks: int
-    used_blocks: int
-    cached_blocks: int
-    free_blocks: int
-    held_blocks: int
-    keys: list[str]
-    """Published keys of held blocks, parents first, each the hex of its 8 bytes as Redis has them; the first 10,000."""
-    counters: Counters
-    evicted_blocks: int
-
-
 @dataclass(frozen=True, slots=True)
 class EngineState:
     """As of the end of the last step or inbox. One object, replaced as a whole: a consistent view from any thread."""
@@ -98,8 +89,9 @@ class EngineState:
     load: ReplicaLoad
     cost: CostCoefficients | None
     counters: Counters
-    evicted_blocks: int
+    evictions: dict[str, int]
     held_blocks: int
+    host_held_blocks: int
     steps: int
     failed_steps: int
 
@@ -114,14 +106,19 @@ class Engine:
         *,
         deliver: Callable[[list[TokenEvent]], None],
         on_cache_events: Callable[[CacheEvents], None],
+        on_transfer: Callable[[Transferred], None] = lambda transferred: None,
+        meter: StepMeter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._deliver = deliver
         self._on_cache_events = on_cache_events
+        self._on_transfer = on_transfer
         self._clock = clock
-        self._meter = StepMeter()
+        self._meter = meter or StepMeter()
+        self._guests = Guests(runner, scheduler, self._move_blocks_now)
+        self._stalled = False
         self._steps = self._failed_steps = 0
         self._next_check_seconds = 0.0
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -158,8 +155,16 @@ class Engine:
         """Forget all blocks that no running sequence uses."""
         return self._ask(self._scheduler.cache.reset)
 
-    def describe(self) -> Future[CacheDescription]:
-        return self._ask(self._describe)
+    def describe(self, most_nodes: int = 0, *, with_tokens: bool = False) -> Future[CacheDescription]:
+        """With up to that many nodes of the tree of what is held, and the first tokens of each."""
+        scheduler = self._scheduler
+        return self._ask(partial(describe, scheduler.cache, scheduler.counters, most_nodes, with_tokens))
+
+    def visit(
+        self, question: Callable[Concatenate[Guests, _P], _T], *arguments: _P.args, **named: _P.kwargs
+    ) -> Future[_T]:
+        """Between two steps: `engine.visit(Guests.read, guest, first, last)`."""
+        return self._ask(partial(question, self._guests, *arguments, **named))
 
     def state(self) -> EngineState:
         return self._state
@@ -211,8 +216,9 @@ class Engine:
 
     def _drain_inbox(self) -> None:
         """Carry out all commands that are there; wait for one if there is nothing else to do."""
-        if not self._scheduler.has_work and self._inbox.empty():
+        if (self._stalled or not self._scheduler.has_work) and self._inbox.empty():
             self._obey(self._await_command())
+        self._stalled = False
         while not self._stopping and not self._inbox.empty():
             self._obey(self._inbox.get())
 
@@ -237,12 +243,18 @@ class Engine:
             refused = self._scheduler.take_refused()
             for sequence in refused:
                 self._end(sequence, FinishReason.COLD)
-            if refused and not chunks:
+            if not chunks and (refused or self._scheduler.guests):
+                self._stalled = not refused  # until a guest leaves
                 return
             assert chunks, "there is work, but none can be done"
             self._state = self._look()  # a step may be long
+            self._move_blocks()
             result = self._runner.execute(chunks)
             progress = self._scheduler.commit(chunks, result)
+        except _BlocksLostError as error:
+            self._failed_steps += 1
+            self._start_over(error)
+            return
         except Exception as error:
             self._fail_step([chunk.sequence for chunk in chunks] or self._scheduler.sequences(), error)
             return
@@ -250,6 +262,24 @@ class Engine:
         self._meter.observe(chunks, result.seconds)
         for step in progress:
             self._note_progress(step)
+
+    def _move_blocks(self) -> None:
+        moves = self._scheduler.cache.take_moves()
+        try:
+            transferred = carry_out(self._runner, moves)
+        except Exception as error:
+            # Some blocks now hold something else than the cache believes, and nobody knows which.
+            raise _BlocksLostError(f"blocks could not be moved ({error})") from error
+        if moves:
+            self._on_transfer(transferred)
+
+    def _move_blocks_now(self) -> None:
+        """For a guest, outside a step."""
+        try:
+            self._move_blocks()
+        except _BlocksLostError as error:
+            self._start_over(error)
+            raise
 
     def _fail_step(self, sequences: Iterable[Sequence], error: Exception) -> None:
         self._failed_steps += 1
@@ -268,7 +298,7 @@ class Engine:
             self._start_over(broken)
 
     def _start_over(self, broken: Exception) -> None:
-        logger.critical("the prefix cache contradicts itself and starts over empty: %s", broken)
+        logger.critical("the prefix cache cannot be relied on and starts over empty: %s", broken)
         for sequence in self._scheduler.start_over():
             self._end(sequence, FinishReason.ERROR, _UNEXPECTED)
 
@@ -301,7 +331,7 @@ class Engine:
         cache_events = self._scheduler.cache.take_events()
         if events:
             _notify(self._deliver, events)
-        if cache_events.stored or cache_events.removed:
+        if cache_events:
             _notify(self._on_cache_events, cache_events)
 
     def _check_when_idle(self) -> None:
@@ -329,24 +359,11 @@ class Engine:
             load=load,
             cost=self._meter.coefficients(),
             counters=replace(scheduler.counters),
-            evicted_blocks=scheduler.cache.evicted_blocks,
+            evictions=dict(scheduler.cache.evictions),
             held_blocks=scheduler.cache.held_blocks,
+            host_held_blocks=len(scheduler.cache.host),
             steps=self._steps,
             failed_steps=self._failed_steps,
-        )
-
-    def _describe(self) -> CacheDescription:
-        cache = self._scheduler.cache
-        return CacheDescription(
-            block_size=cache.block_size,
-            capacity_blocks=cache.num_blocks,
-            used_blocks=cache.pool.used_blocks,
-            cached_blocks=cache.pool.cached_blocks,
-            free_blocks=cache.pool.free_blocks,
-            held_blocks=cache.held_blocks,
-            keys=[key[:8].hex() for key in cache.held_keys(_LISTED_KEYS)],
-            counters=replace(self._scheduler.counters),
-            evicted_blocks=cache.evicted_blocks,
         )
 
     def _leave(self) -> None:

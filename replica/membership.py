@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from replica.backend import Backend
-from replica.prefix_cache import CacheEvents
+from replica.cache_events import CacheEvents
 from replica.publisher import Publisher
 from replica.service import Service
 from shared.blocks import ModelIdentity, golden_key, namespace_root
@@ -98,6 +98,8 @@ class Membership:
             block_size=model.block_size,
             context_tokens=model.context_tokens,
             capacity_blocks=backend.runner.num_blocks,
+            host_capacity_blocks=backend.runner.host_blocks,
+            tiers=("device", "host") if backend.runner.host_blocks else ("device",),
             replica_class=backend.replica_class,
             load=state.load,
             cost=state.cost or backend.cost,

@@ -81,12 +81,15 @@ class _EngineCollector(Collector):
             ("num_requests_waiting", "Requests that wait for blocks or budget.", load.waiting),
             ("queued_prefill_tokens", "Tokens that wait to be computed.", load.queued_prefill_tokens),
             ("kv_cache_usage_ratio", "Share of KV blocks that running requests hold.", used_share),
-            ("prefix_cache_blocks", "Blocks that a prompt could hit.", state.held_blocks),
+            ("prefix_cache_blocks", "Blocks that a prompt could hit on the device.", state.held_blocks),
+            ("prefix_cache_host_blocks", "Blocks that a prompt could hit in host memory.", state.host_held_blocks),
         )
         rising = (
             ("prefix_cache_queries", "Prompt tokens looked up.", counters.prompt_tokens),
             ("prefix_cache_hits", "Prompt tokens found.", counters.hit_tokens),
-            ("prefix_cache_evictions", "Cached blocks given up for others.", state.evicted_blocks),
+            ("prefix_cache_block_hits", "Whole blocks found.", counters.hit_blocks),
+            ("prefix_cache_copied_tokens", "Prompt tokens found in part of a block.", counters.copied_tokens),
+            ("prefix_cache_onloaded_tokens", "Prompt tokens found in host memory.", counters.onloaded_tokens),
             ("num_preemptions", "Running requests sent back to wait.", counters.preemptions),
             ("computed_tokens", "Tokens computed, recomputed ones too.", counters.computed_tokens),
             ("engine_steps", "Forward passes.", state.steps),
@@ -96,6 +99,11 @@ class _EngineCollector(Collector):
             yield GaugeMetricFamily(f"warmroute_{name}", text, value)
         for name, text, value in rising:
             yield CounterMetricFamily(f"warmroute_{name}", text, value)
+        text = "Blocks that stopped being held where they were, by the reason."
+        evictions = CounterMetricFamily("warmroute_prefix_cache_evictions", text, labels=("reason",))
+        for reason, blocks in state.evictions.items():
+            evictions.add_metric((reason,), blocks)
+        yield evictions
 
 
 def _histogram(name: str, text: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:

@@ -13,9 +13,13 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from replica.block_moves import Copy, Offload, Onload
+from replica.host_pool import HostPool
+from replica.kv_bytes import layout_of, read_blocks, write_blocks
 from replica.paged_attention import PAGED, KVPool, ShortDecodes, Span, Step, kv_shape
 from replica.runner import Chunk, RunnerError, StepResult
 from replica.sampler import sample, token_logprobs
+from replica.sequence import Sequence
 
 __all__ = ["ModelRunner"]
 
@@ -28,11 +32,14 @@ _SHORT_TOKENS = 256
 class ModelRunner:
     """Takes `model` over: its attention is the paged one from here on. Fills `replica.runner.Runner`."""
 
-    def __init__(self, model: PreTrainedModel, num_blocks: int, block_size: int) -> None:
+    def __init__(self, model: PreTrainedModel, num_blocks: int, block_size: int, host_blocks: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.host_blocks = host_blocks
         self._model = model
         self._pool = KVPool(kv_shape(model.config), num_blocks, block_size, model.dtype, model.device)
+        self._host_pool = HostPool(self._pool, host_blocks)
+        self.kv_layout = layout_of(self._pool, model.config)
         model.set_attn_implementation(PAGED)
 
     def execute(self, chunks: Items[Chunk]) -> StepResult:
@@ -48,6 +55,26 @@ class ModelRunner:
             raise RunnerError(f"the forward pass failed: {str(error).splitlines()[0]}") from error
         logprobs = None if told is None else _at_their_chunks(chunks, told)
         return StepResult(_at_their_chunks(chunks, tokens), time.perf_counter() - started, logprobs)
+
+    @torch.inference_mode()
+    def copy_blocks(self, moves: Items[Copy]) -> None:
+        self._pool.copy_blocks([move.source for move in moves], [move.target for move in moves])
+
+    @torch.inference_mode()
+    def offload_blocks(self, moves: Items[Offload]) -> float:
+        return self._host_pool.offload(moves)
+
+    @torch.inference_mode()
+    def onload_blocks(self, moves: Items[Onload]) -> float:
+        return self._host_pool.onload(moves)
+
+    @torch.inference_mode()
+    def read_blocks(self, sequence: Sequence, first: int, last: int) -> memoryview:
+        return read_blocks(self._pool, sequence, first, last)
+
+    @torch.inference_mode()
+    def write_blocks(self, sequence: Sequence, first: int, raw: memoryview) -> None:
+        write_blocks(self._pool, sequence, first, raw)
 
     def forget(self, request_id: str) -> None:
         """Nothing is kept for a sequence: its blocks belong to the prefix cache, and sampling has no state."""

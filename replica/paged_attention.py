@@ -95,12 +95,42 @@ class KVPool:
     def __init__(
         self, shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        self.dtype, self.device = dtype, device
+        self.block_shape = (shape.layers, 2, shape.kv_heads, block_size, shape.head_dim)
+        """Of a block in one piece, as `gather` gives and `scatter` takes it."""
         size = (shape.kv_heads, num_blocks, block_size, shape.head_dim)
         self._keys = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers)]
         self._values = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers)]
         # Gathering into the same memory each time spares the page faults of fresh allocations, which cost more than
         # the copy itself.
         self._scratch = torch.empty(0, dtype=dtype, device=device)
+
+    @property
+    def block_bytes(self) -> int:
+        return math.prod(self.block_shape) * self.dtype.itemsize
+
+    def copy_blocks(self, sources: list[int], targets: list[int]) -> None:
+        """All that the sources hold. No target is also a source."""
+        read, written = self._index(sources), self._index(targets)
+        for kv in (*self._keys, *self._values):
+            kv.index_copy_(1, written, kv.index_select(1, read))
+
+    def gather(self, blocks: list[int], out: torch.Tensor) -> None:
+        """`out`: [blocks, *block_shape]."""
+        index = self._index(blocks)
+        for layer, pair in enumerate(zip(self._keys, self._values, strict=True)):
+            for which, kv in enumerate(pair):
+                out[:, layer, which] = kv.index_select(1, index).transpose(0, 1)
+
+    def scatter(self, blocks: list[int], kv_blocks: torch.Tensor) -> None:
+        """The inverse of `gather`."""
+        index = self._index(blocks)
+        for layer, pair in enumerate(zip(self._keys, self._values, strict=True)):
+            for which, kv in enumerate(pair):
+                kv.index_copy_(1, index, kv_blocks[:, layer, which].transpose(0, 1))
+
+    def _index(self, blocks: list[int]) -> torch.Tensor:
+        return torch.tensor(blocks, dtype=torch.long, device=self.device)
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """`key` and `value`: [1, kv heads, tokens, head dim]."""

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from replica.model_loader import ModelLoadError
 from replica.paged_attention import kv_shape
 
-__all__ = ["available_bytes", "block_bytes", "pool_blocks"]
+__all__ = ["available_bytes", "block_bytes", "check_host_blocks", "pool_blocks"]
 
 _CPU_SHARE = 0.25
 _CPU_LIMIT_BYTES = 4 * 2**30
@@ -40,6 +40,16 @@ def pool_blocks(model: PreTrainedModel, block_size: int, wanted: int | None = No
             f"{available / _GIB:.2f} GiB available: ask for at most {available // size} (--blocks)"
         )
     return wanted
+
+
+def check_host_blocks(model: PreTrainedModel, block_size: int, wanted: int) -> None:
+    """Raises ModelLoadError when so many do not fit into the host's memory."""
+    available, size = available_bytes(torch.device("cpu")), block_bytes(model, block_size)
+    if wanted * size > available:
+        raise ModelLoadError(
+            f"{wanted} KV blocks of {block_size} tokens need {wanted * size / _GIB:.2f} GiB of host memory, but "
+            f"{available / _GIB:.2f} GiB are available: ask for at most {available // size} (--host-blocks)"
+        )
 
 
 def available_bytes(device: torch.device) -> int:

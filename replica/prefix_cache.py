@@ -11,17 +11,33 @@ leaf-only (see `block_pool`).
 
 Keys that an admitted sequence is about to compute are *claimed*: whoever needs the same block next can wait for it
 instead of computing it again.
+
+What goes beyond whole blocks on the device is optional. It moves blocks, so a step begins by carrying out `take_moves`:
+
+    finer       held    [ a b c d | e f g h ]     where a prompt ends inside a cached block, or leaves it there, the
+                prompt  [ a b c d | e f x y ]     part that it shares (e f) is copied into a block of its own. Blocks
+                                                  that were not full when their sequence ended are kept for this.
+    host tier   what is evicted moves to host memory, and comes back on a hit (see `host_tier`)
 """
 
 from __future__ import annotations
 
+import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from itertools import islice
 from typing import NamedTuple
 
+from replica.block_moves import Copy, Move, Offload, Onload
 from replica.block_pool import BlockPool, IntegrityError
+from replica.cache_events import CacheEvents, TierChanges
+from replica.held_blocks import HeldBlocks
+from replica.host_tier import HostTier
+from replica.retention import Retention
 from replica.sequence import Sequence
+from replica.siblings import TOKEN_BYTES, Parent, Sibling
 from shared.blocks import BlockKey, block_keys
 
 __all__ = ["CacheEvents", "Hasher", "PrefixCache", "PrefixMatch", "ResetResult"]
@@ -29,24 +45,25 @@ __all__ = ["CacheEvents", "Hasher", "PrefixCache", "PrefixMatch", "ResetResult"]
 Hasher = Callable[[BlockKey, list[int], int], list[BlockKey]]
 """Keys of the full blocks of tokens that follow a parent: `shared.blocks.block_keys`, or something weaker in a test."""
 
-Parent = BlockKey | int
-"""What a block continues: another block, by its id, or (for a first block) its namespace root."""
-
-_TOKEN_BYTES = array("I").itemsize
+WorthOnloading = Callable[[int, int], bool]
+"""(tokens, behind): whether to bring so many tokens' KV back beats computing them behind so many others."""
 
 
-class CacheEvents(NamedTuple):
-    """Net change since the last events: disjoint, parents stored before children, children removed before parents."""
-
-    stored: list[BlockKey]
-    removed: list[BlockKey]
+_LEAST_PART_TOKENS = 8
+"""Fewer are not worth a copy: prompts that have nothing in common still begin with the same template. In blocks below
+twice that, half a block."""
 
 
 class PrefixMatch(NamedTuple):
     """The longest held prefix of a sequence, and the key worth waiting for if someone computes what comes next."""
 
     block_ids: list[int]
+    """On the device, from the first block on."""
     awaited_key: BlockKey | None
+    host_keys: Items[BlockKey] = ()
+    """Behind those, in host memory, and worth bringing back."""
+    partial: Sibling | None = None
+    """Or behind those, the cached block that begins most like what comes next."""
 
 
 class ResetResult(NamedTuple):
@@ -56,40 +73,65 @@ class ResetResult(NamedTuple):
 
 
 class PrefixCache:
-    """Owns the block ids of one KV pool. One thread only; `hasher` is replaceable to provoke collisions."""
+    """Owns the block ids of one KV pool, and of the host pool behind it. One thread only.
 
-    def __init__(self, num_blocks: int, block_size: int, hasher: Hasher = block_keys) -> None:
+    `finer` reuses parts of blocks, `host_blocks` is the host pool's size. Up to `retained_share` of the device's blocks
+    may be kept longer by wish, in `clock`'s seconds. `hasher` is replaceable to provoke collisions.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        hasher: Hasher = block_keys,
+        *,
+        finer: bool = False,
+        host_blocks: int = 0,
+        worth_onloading: WorthOnloading = lambda tokens, behind: True,
+        retained_share: float = 0.25,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if block_size < 1:
             raise ValueError(f"a block holds at least one token, not {block_size}")
         self.num_blocks = num_blocks
+        self.host_blocks = host_blocks
         self.block_size = block_size
-        self.evicted_blocks = 0
-        """Given to someone else since the start; a reset does not count."""
+        self.evictions: Counter[str] = Counter()
+        """Blocks that stopped being held where they were since the start, by the reason."""
+        self._finer = finer
         self._hasher = hasher
-        self._block_bytes = block_size * _TOKEN_BYTES
-        self._stored: dict[BlockKey, None] = {}
-        self._removed: dict[BlockKey, None] = {}
+        self._worth_onloading = worth_onloading
+        self._retained_blocks = int(num_blocks * retained_share)
+        self._clock = clock
+        self._block_bytes = block_size * TOKEN_BYTES
+        self._least_part_tokens = min(_LEAST_PART_TOKENS, max(1, block_size // 2))
+        self._changes, self._host_changes = TierChanges(), TierChanges()
         self._open_books()
 
     def _open_books(self) -> None:
         self.pool = BlockPool(self.num_blocks)
-        self._table: dict[BlockKey, int] = {}  # a parent always enters before its children and leaves after them
-        self._key: list[BlockKey | None] = [None] * self.num_blocks
-        self._parent: list[Parent | None] = [None] * self.num_blocks
-        self._content: list[bytes | None] = [None] * self.num_blocks
+        self.held = HeldBlocks(self.num_blocks, self.block_size)
+        self.host = HostTier(self.host_blocks, self._host_changes)
+        self.retention = Retention(self._retained_blocks, self._clock)
         self._claims: dict[BlockKey, Sequence] = {}
+        self._moves: list[Move] = []
 
     @property
     def held_blocks(self) -> int:
         """Registered blocks, in use or not."""
-        return len(self._table)
+        return len(self.held)
+
+    @property
+    def evicted_blocks(self) -> int:
+        """Registered blocks of the device given to someone else since the start; a reset does not count."""
+        return self.evictions["capacity"] + self.evictions["to_host"]
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def held_keys(self, limit: int | None = None) -> list[BlockKey]:
         """Keys of registered blocks, parents before children."""
-        return list(islice(self._table, limit))
+        return list(islice(self.held, limit))
 
     def is_claimed(self, key: BlockKey) -> bool:
         return key in self._claims
@@ -100,12 +142,16 @@ class PrefixCache:
         usable = (len(sequence.tokens) - 1) // self.block_size
         block_ids = []
         for key in islice(keys, usable):
-            block = self._table.get(key)
+            block = self.held.find(key)
             if block is None:
                 break
             block_ids.append(block)
         same = self._same_content(sequence, block_ids)
-        return PrefixMatch(block_ids[:same], self._last_claimed(keys[same:usable]))
+        del block_ids[same:]
+        host_keys = self._on_host(sequence, same, usable)
+        awaited_key = self._last_claimed(keys[same + len(host_keys) : usable])
+        partial = None if host_keys or awaited_key is not None else self._partial(sequence, block_ids)
+        return PrefixMatch(block_ids, awaited_key, host_keys, partial)
 
     def allocate(self, sequence: Sequence, match: PrefixMatch, spare_blocks: int = 0) -> bool:
         """Give a sequence blocks for all its tokens, the matched ones by reference. `match` is fresh.
@@ -119,12 +165,18 @@ class PrefixCache:
         revived = sum(1 for block in match.block_ids if not pool.references[block])
         if missing + spare_blocks > pool.idle_blocks - revived:
             return False
+        self._end_retention()
         for block in match.block_ids:
             pool.share(block)
-        sequence.block_ids = [*match.block_ids, *(self._take() for _ in range(missing))]
-        sequence.registered_blocks = hit
-        sequence.computed_tokens = hit * self.block_size
-        for key in islice(sequence.keys, hit, None):
+        sequence.block_ids = list(match.block_ids)
+        self._bring_back(sequence, match.host_keys)
+        sequence.registered_blocks = len(sequence.block_ids)
+        sequence.computed_tokens = sequence.registered_blocks * self.block_size
+        if match.partial is not None:
+            self._copy(sequence, match.partial)
+        while len(sequence.block_ids) < hit + missing:
+            sequence.block_ids.append(self._take())
+        for key in islice(sequence.keys, sequence.registered_blocks, None):
             self._claims.setdefault(key, sequence)
         return True
 
@@ -149,7 +201,7 @@ class PrefixCache:
             return
         keys = self._keys_of(sequence)
         content = _pack(sequence.tokens[first * self.block_size : full * self.block_size])
-        parent: Parent = sequence.block_ids[first - 1] if first else sequence.root
+        parent = self._last_registered(sequence)
         for index in range(first, full):
             start = (index - first) * self._block_bytes
             registered = self._register_block(
@@ -165,32 +217,44 @@ class PrefixCache:
     def free(self, sequence: Sequence) -> None:
         """Give every block back, tail first. The sequence can be admitted again, from its first token."""
         self._unclaim(sequence)
+        if sequence.keep_seconds > 0:
+            prompt_blocks = min(sequence.registered_blocks, sequence.prompt_tokens // self.block_size)
+            self.retention.keep(sequence.block_ids[:prompt_blocks], sequence.keep_seconds)
+        if self._finer:
+            self._keep_tail(sequence)
         for block in reversed(sequence.block_ids):
-            self.pool.release(block, keep=self._key[block] is not None)
+            keep = self.held.contents[block] is not None
+            self.pool.release(block, keep=keep, retain=block in self.retention)
         sequence.block_ids = []
         sequence.registered_blocks = 0
         sequence.computed_tokens = 0
 
     def reset(self) -> ResetResult:
-        """Forget every block that no sequence uses."""
-        forgotten = [block for block in reversed(self._table.values()) if not self.pool.references[block]]
-        for block in forgotten:
-            self._unregister(block)
-            self.pool.share(block)
-            self.pool.release(block, keep=False)
-        return ResetResult(len(forgotten), len(self._table))
+        """Forget every block that no sequence uses, and all in host memory."""
+        before = len(self.held) + len(self.host)
+        self.host.clear()
+        for block in self.pool.queue():
+            if self.pool.is_cached(block):
+                self._drop(block)
+                self.pool.requeue(block, keep=False)
+        removed = before - len(self.held)
+        self.evictions["reset"] += removed
+        return ResetResult(removed, len(self.held))
 
     def start_over(self) -> None:
         """Forget everything, in whatever state it is: the way out when `check_integrity` failed."""
-        for key in reversed(self._table):
-            self._note_removed(key)
+        self.host.clear()
+        for key in reversed(self.held):
+            self._changes.remove(key)
         self._open_books()
 
+    def take_moves(self) -> list[Move]:
+        """What has to be carried out, in this order, before the next step computes."""
+        moves, self._moves = self._moves, []
+        return moves
+
     def take_events(self) -> CacheEvents:
-        events = CacheEvents(list(self._stored), list(self._removed))
-        self._stored.clear()
-        self._removed.clear()
-        return events
+        return CacheEvents(*self._changes.take(), *self._host_changes.take())
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Raises IntegrityError unless all books agree, given all `sequences` that hold blocks. O(pool)."""
@@ -200,31 +264,20 @@ class PrefixCache:
             for index, block in enumerate(sequence.block_ids):
                 references[block] += 1
                 registered = index < sequence.registered_blocks
-                if registered != (self._key[block] is not None):
+                if registered != (self.held.keys[block] is not None):
                     raise IntegrityError(f"block {block} of {sequence.request_id}: registered is {not registered}")
-                if registered and self._parent[block] != (sequence.block_ids[index - 1] if index else sequence.root):
+                parent = sequence.block_ids[index - 1] if index else sequence.root
+                if registered and self.held.parents[block] != parent:
                     raise IntegrityError(f"block {block} of {sequence.request_id} continues another block")
         if references != self.pool.references:
             raise IntegrityError("references differ from what the sequences hold")
-        place = {block: index for index, block in enumerate(self.pool.queue())}
-        for block, key in enumerate(self._key):
-            if key is None:
-                if self.pool.is_cached(block) or self._parent[block] is not None or self._content[block] is not None:
-                    raise IntegrityError(f"block {block} has no key but is kept")
-                continue
-            if self._table.get(key) != block or self._content[block] is None:
-                raise IntegrityError(f"block {block} is not what its key finds")
-            parent = self._parent[block]
-            if isinstance(parent, int):
-                if self._key[parent] is None:
-                    raise IntegrityError(f"block {block} outlives its parent {parent}")
-                # A used block has a used parent; an idle one stands before its parent in the queue.
-                if parent in place and place.get(block, self.num_blocks) > place[parent]:
-                    raise IntegrityError(f"block {block} would outlive its parent {parent}")
-        if len(self._table) != sum(key is not None for key in self._key):
-            raise IntegrityError("the table holds keys of no block")
+        self.held.check_integrity(self.pool)
+        self.host.check_integrity(self.held.find)
+        self.retention.check_integrity(self.held.parents)
         if not all(claimant.block_ids for claimant in self._claims.values()):
             raise IntegrityError("a sequence without blocks claims to compute some")
+
+    # -- what a prompt finds ---------------------------------------------------------------------------------------
 
     def _keys_of(self, sequence: Sequence) -> list[BlockKey]:
         keys = sequence.keys
@@ -240,10 +293,29 @@ class PrefixCache:
         size = self._block_bytes
         parent: Parent = sequence.root
         for index, block in enumerate(block_ids):
-            if self._parent[block] != parent or self._content[block] != content[index * size : (index + 1) * size]:
+            if not self.held.has(block, parent, content[index * size : (index + 1) * size]):
                 return index
             parent = block
         return len(block_ids)
+
+    def _on_host(self, sequence: Sequence, first: int, usable: int) -> list[BlockKey]:
+        """Keys of the blocks from `first` on that host memory holds, compared likewise; none if not worth the way."""
+        size, found = self.block_size, []
+        for index in range(first, usable) if len(self.host) else ():
+            key = sequence.keys[index]
+            parent_key = sequence.keys[index - 1] if index else sequence.root
+            if not self.host.has(key, parent_key, _pack(sequence.tokens[index * size : (index + 1) * size])):
+                break
+            found.append(key)
+        return found if found and self._worth_onloading(len(found) * size, first * size) else []
+
+    def _partial(self, sequence: Sequence, block_ids: list[int]) -> Sibling | None:
+        if not self._finer:
+            return None
+        start = len(block_ids) * self.block_size
+        wanted = sequence.tokens[start : min(start + self.block_size, len(sequence.tokens) - 1)]
+        closest = self.held.siblings.closest(block_ids[-1] if block_ids else sequence.root, _pack(wanted))
+        return closest if closest is not None and closest.tokens >= self._least_part_tokens else None
 
     def _last_claimed(self, keys: list[BlockKey]) -> BlockKey | None:
         """The last of the leading keys that somebody computes: when that one is there, so are those before it."""
@@ -254,50 +326,112 @@ class PrefixCache:
             last = key
         return last
 
+    # -- what becomes of blocks ------------------------------------------------------------------------------------
+
+    def _bring_back(self, sequence: Sequence, host_keys: Items[BlockKey]) -> None:
+        # First all are taken: what makes room for one of them must not push out another.
+        for key, there in [(key, self.host.take(key)) for key in host_keys]:
+            parent: Parent = sequence.block_ids[-1] if sequence.block_ids else sequence.root
+            block = self._take()
+            self._moves.append(Onload(there.place, block))
+            self.host.release(there)
+            self._hold(block, key, parent, there.content)
+            sequence.block_ids.append(block)
+
+    def _copy(self, sequence: Sequence, partial: Sibling) -> None:
+        source, tokens = partial
+        # It was of use: it goes last of what is idle. Its parent is in use, so children still go before parents.
+        self.pool.requeue(source, keep=True, retain=source in self.retention)
+        block = self._take()
+        if block != source:  # in a full pool it may be the only block left
+            self._moves.append(Copy(source, block, tokens))
+        sequence.block_ids.append(block)
+        sequence.computed_tokens += tokens
+
     def _register_block(self, block: int, key: BlockKey, parent: Parent, content: bytes) -> int | None:
         """The block that now stands for this content: `block`, or the one that already did. None on a collision."""
-        known = self._table.get(key)
+        known = self.held.find(key)
         if known is None:
-            self._table[key] = block
-            self._key[block], self._parent[block], self._content[block] = key, parent, content
-            self._note_stored(key)
+            if key in self.host:
+                if not self.host.has(key, self.held.parent_key(parent), content):
+                    return None
+                self.host.release(self.host.take(key))
+            self._hold(block, key, parent, content)
             return block
-        if self._parent[known] != parent or self._content[known] != content:
+        if not self.held.has(known, parent, content):
             return None
         self.pool.share(known)
         self.pool.release(block, keep=False)
         return known
 
+    def _hold(self, block: int, key: BlockKey, parent: Parent, content: bytes) -> None:
+        if self._finer:
+            self._drop_tail_within(parent, content)
+        self.held.add(block, key, parent, content)
+        self._changes.store(key)
+
+    def _keep_tail(self, sequence: Sequence) -> None:
+        """The computed part of a sequence's last block, unless another block says as much."""
+        full = sequence.registered_blocks
+        tokens = sequence.tokens[full * self.block_size : sequence.computed_tokens]
+        if not self._least_part_tokens <= len(tokens) < self.block_size:
+            return
+        parent, content = self._last_registered(sequence), _pack(tokens)
+        closest = self.held.siblings.closest(parent, content)
+        if closest is None or closest.tokens < len(tokens):
+            self._drop_tail_within(parent, content)
+            self.held.add(sequence.block_ids[full], None, parent, content)
+
+    def _drop_tail_within(self, parent: Parent, content: bytes) -> None:
+        tail = self.held.tail_within(parent, content)
+        if tail is not None:
+            self._drop(tail)
+            self.pool.requeue(tail, keep=False)
+
+    def _last_registered(self, sequence: Sequence) -> Parent:
+        return sequence.block_ids[sequence.registered_blocks - 1] if sequence.registered_blocks else sequence.root
+
     def _take(self) -> int:
         block = self.pool.take()
-        if self._key[block] is not None:
-            self._unregister(block)
-            self.evicted_blocks += 1
+        if self.held.contents[block] is not None:
+            self._evict(block)
         return block
 
-    def _unregister(self, block: int) -> None:
-        key = self._key[block]
+    def _evict(self, block: int) -> None:
+        reason = "tail" if self.held.is_tail(block) else "capacity"
+        if reason == "capacity" and self.host_blocks and self._offload(block):
+            reason = "to_host"
+        self.evictions[reason] += 1
+        self._drop(block)
+
+    def _offload(self, block: int) -> bool:
+        key, parent, content = self.held.keys[block], self.held.parents[block], self.held.contents[block]
         assert key is not None
-        del self._table[key]
-        self._key[block] = self._parent[block] = self._content[block] = None
-        self._note_removed(key)
+        assert parent is not None
+        assert content is not None
+        # Only children of this one may be given up for it, or others that are older; never what it continues.
+        there = self.host.put(key, self.held.parent_key(parent), content)
+        if there is None:
+            return False
+        self.evictions["host_capacity"] += there.pushed_out
+        self._moves.append(Offload(block, there.place))
+        return True
+
+    def _drop(self, block: int) -> None:
+        key = self.held.keys[block]
+        self.held.drop(block)
+        self.retention.forget(block)
+        if key is not None:
+            self._changes.remove(key)
+
+    def _end_retention(self) -> None:
+        for block in self.retention.take_ended():
+            self.pool.requeue(block, keep=True)
 
     def _unclaim(self, sequence: Sequence) -> None:
         for key in islice(sequence.keys, sequence.registered_blocks, None):
             if self._claims.get(key) is sequence:
                 del self._claims[key]
-
-    def _note_stored(self, key: BlockKey) -> None:
-        if key in self._removed:
-            del self._removed[key]
-        else:
-            self._stored[key] = None
-
-    def _note_removed(self, key: BlockKey) -> None:
-        if key in self._stored:
-            del self._stored[key]
-        else:
-            self._removed[key] = None
 
 
 def _pack(tokens: list[int]) -> bytes:

@@ -22,7 +22,7 @@ from contextlib import suppress
 
 import msgspec
 
-from replica.prefix_cache import CacheEvents
+from replica.cache_events import CacheEvents
 from shared.blocks import BlockKey, PublishedKey, checksum, published_key
 from shared.fleet_state import (
     RENEW_SECONDS,
@@ -64,10 +64,10 @@ class _Tier:
     def changed(self) -> bool:
         return bool(self._was_published)
 
-    def apply(self, events: CacheEvents) -> None:
-        for key in self._touched(events.stored):
+    def apply(self, stored: Iterable[BlockKey], removed: Iterable[BlockKey]) -> None:
+        for key in self._touched(stored):
             self._blocks[key] += 1
-        for key in self._touched(events.removed):
+        for key in self._touched(removed):
             self._blocks[key] -= 1
             if self._blocks[key] <= 0:
                 del self._blocks[key]
@@ -113,7 +113,7 @@ class Publisher:
         self._tokenizer = tokenizer
         self._clock = clock
         self._wall_clock = wall_clock
-        self._queue: deque[tuple[CacheEvents, CacheEvents | None]] = deque()
+        self._queue: deque[CacheEvents] = deque()
         self._device = _Tier()
         self._host = _Tier()
         self._replica_id = ""
@@ -143,10 +143,10 @@ class Publisher:
         """Of the last delta written."""
         return self._position
 
-    def offer(self, events: CacheEvents, host: CacheEvents | None = None) -> None:
-        """Take one engine step's changes, per tier. Thread-safe; never blocks."""
-        if events.stored or events.removed or host is not None:
-            self._queue.append((events, host))
+    def offer(self, events: CacheEvents) -> None:
+        """Take one engine step's changes. Thread-safe; never blocks."""
+        if events:
+            self._queue.append(events)
             self._wake_up()
 
     def announce_soon(self) -> None:
@@ -215,10 +215,9 @@ class Publisher:
         self._wake.clear()
         self._woken = False
         while self._queue:
-            events, host = self._queue.popleft()
-            self._device.apply(events)
-            if host is not None:
-                self._host.apply(host)
+            events = self._queue.popleft()
+            self._device.apply(events.stored, events.removed)
+            self._host.apply(events.host_stored, events.host_removed)
 
     @property
     def _changed(self) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from replica.block_moves import Mover
+from replica.kv_layout import BlockAccess
 from replica.sequence import Sequence
 
 __all__ = ["Chunk", "Runner", "RunnerError", "StepResult", "TokenLogprobs"]
@@ -56,11 +58,15 @@ class StepResult:
     """For each chunk, where its sequence asks for them; None where no sequence of the step does."""
 
 
-class Runner(Protocol):
-    """Owns the KV pool of `num_blocks` blocks of `block_size` tokens. Called by one thread only."""
+class Runner(Mover, BlockAccess, Protocol):
+    """Owns the KV pool of `num_blocks` blocks of `block_size` tokens, and the host pool. Called by one thread only.
+
+    Before each step it is told which blocks move (see `block_moves`).
+    """
 
     num_blocks: int
     block_size: int
+    host_blocks: int
 
     def execute(self, chunks: Items[Chunk]) -> StepResult:
         """One forward pass. Raises RunnerError with a message for the operator when the step cannot be done."""

@@ -21,7 +21,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from replica.prefix_cache import PrefixCache
+from replica.prefix_cache import PrefixCache, PrefixMatch
 from replica.runner import Chunk, StepResult, TokenLogprobs
 from replica.sequence import FinishReason, Sequence, SequenceStatus
 from replica.waiting_line import WaitingLine
@@ -60,6 +60,12 @@ class Counters:
     queries: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    """Of those, found in the cache, by whole blocks or less."""
+    hit_blocks: int = 0
+    copied_tokens: int = 0
+    """Of the hit tokens, those that were part of a block only."""
+    onloaded_tokens: int = 0
+    """Of the hit tokens, those that came back from host memory."""
     computed_tokens: int = 0
     """Prefill, decode and recompute."""
     output_tokens: int = 0
@@ -94,6 +100,8 @@ class Scheduler:
         self._running: dict[str, Sequence] = {}  # in order of admission
         self._waiting = WaitingLine()
         self._refused: list[Sequence] = []
+        self.guests: list[Sequence] = []
+        """They have blocks, and are none of ours to compute (see `guests`)."""
 
     @property
     def running(self) -> int:
@@ -157,9 +165,10 @@ class Scheduler:
         return sequence
 
     def schedule(self) -> list[Chunk]:
-        """The next step; empty only if there is no work, or all of it was refused.
+        """The next step; empty only if there is no work, or all of it was refused, or waits until a guest leaves.
 
         `commit` must follow, or `abort` of all its sequences.
+        Before the step computes, the cache's `take_moves` are to be carried out.
         """
         chunks: list[Chunk] = []
         budget = self.token_budget
@@ -198,12 +207,13 @@ class Scheduler:
         dropped = self.sequences()
         self._running.clear()
         self._waiting = WaitingLine()
+        self.guests.clear()
         self.cache.start_over()
         return dropped
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless every block is accounted for. O(pool)."""
-        self.cache.check_integrity(self.sequences())
+        self.cache.check_integrity([*self.sequences(), *self.guests])
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Blocks for a running sequence's next token, at the cost of the last admitted. False: that was itself."""
@@ -236,7 +246,7 @@ class Scheduler:
             sequence.awaited_key = match.awaited_key
             if match.awaited_key is not None:
                 continue
-            held_tokens = len(match.block_ids) * self.cache.block_size
+            held_tokens = (len(match.block_ids) + len(match.host_keys)) * self.cache.block_size
             if _is_cold(sequence, held_tokens):
                 self._refuse(sequence, held_tokens)
                 continue
@@ -245,7 +255,7 @@ class Scheduler:
             self._waiting.remove(sequence.request_id)
             self._running[sequence.request_id] = sequence
             sequence.status = SequenceStatus.RUNNING
-            self._count_admission(sequence)
+            self._count_admission(sequence, match)
             budget -= self._append_chunk(chunks, sequence, budget)
 
     def _refuse(self, sequence: Sequence, held_tokens: int) -> None:
@@ -254,13 +264,17 @@ class Scheduler:
         sequence.status, sequence.finish_reason = SequenceStatus.FINISHED, FinishReason.COLD
         self._refused.append(sequence)
 
-    def _count_admission(self, sequence: Sequence) -> None:
+    def _count_admission(self, sequence: Sequence, match: PrefixMatch) -> None:
         if sequence.preemptions:
             return
         sequence.cached_tokens = sequence.computed_tokens
-        self.counters.queries += 1
-        self.counters.prompt_tokens += sequence.prompt_tokens
-        self.counters.hit_tokens += sequence.cached_tokens
+        counters, block_size = self.counters, self.cache.block_size
+        counters.queries += 1
+        counters.prompt_tokens += sequence.prompt_tokens
+        counters.hit_tokens += sequence.cached_tokens
+        counters.hit_blocks += sequence.registered_blocks
+        counters.copied_tokens += sequence.cached_tokens - sequence.registered_blocks * block_size
+        counters.onloaded_tokens += len(match.host_keys) * block_size
 
     def _append_chunk(self, chunks: list[Chunk], sequence: Sequence, budget: int) -> int:
         """The tokens of `sequence` that fit into the rest of the step; how many they are."""

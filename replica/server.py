@@ -25,12 +25,14 @@ from aiohttp import web
 
 from replica.application import ReplicaApplication
 from replica.backend import Backend, BackendError, load_backend
+from replica.crossover import Crossover
 from replica.engine import Engine
 from replica.membership import Identity, Membership, identify
 from replica.metrics import ReplicaMetrics
 from replica.prefix_cache import PrefixCache
 from replica.scheduler import Scheduler
 from replica.service import Deliver, ServedModel, Service
+from replica.step_meter import StepMeter
 from shared.fleet_state import FleetState
 from shared.prompts import PromptEncoder, PromptError
 from shared.settings import ReplicaSettings
@@ -179,15 +181,32 @@ def _served_model(settings: ReplicaSettings, loaded: _Loaded) -> ServedModel:
 def _start_engine(
     settings: ReplicaSettings, backend: Backend, model: ServedModel, membership: Membership, deliver: Deliver
 ) -> Engine:
+    runner, meter = backend.runner, StepMeter()
+    crossover = Crossover(runner.block_size, lambda: meter.coefficients() or backend.cost)
+    cache = PrefixCache(
+        runner.num_blocks,
+        runner.block_size,
+        finer=not settings.whole_blocks,
+        host_blocks=runner.host_blocks,
+        worth_onloading=crossover.worth_onloading,
+        retained_share=settings.retained_share,
+    )
     scheduler = Scheduler(
-        PrefixCache(backend.runner.num_blocks, backend.runner.block_size),
+        cache,
         settings.token_budget,
         settings.max_running,
         settings.max_waiting,
         context_tokens=model.context_tokens,
         eos_token_ids=model.eos_token_ids,
     )
-    return Engine(backend.runner, scheduler, deliver=deliver, on_cache_events=membership.offer)
+    return Engine(
+        runner,
+        scheduler,
+        deliver=deliver,
+        on_cache_events=membership.offer,
+        on_transfer=crossover.observe,
+        meter=meter,
+    )
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 
 import xxhash
 
-from replica.runner import Chunk, StepResult, TokenLogprobs
+from replica.block_moves import Copy, Offload, Onload
+from replica.kv_layout import KVLayout
+from replica.runner import Chunk, RunnerError, StepResult, TokenLogprobs
 from replica.sequence import Sequence
 
 __all__ = ["SimulatedCost", "SimulatedRunner"]
 
 _SEEN_TOKENS = 16
+_BLOCK_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class SimulatedCost:
     """Per token and token it attends to, decodes too."""
     per_decode_seconds: float = 5e-5
     """Per chunk of one token."""
+    per_transferred_token_seconds: float = 5e-6
+    """Per token whose KV crosses between device and host: 128 KiB at 25 GB/s."""
 
     def step_seconds(self, chunks: Items[Chunk]) -> float:
         seconds = self.base_seconds
@@ -53,11 +58,22 @@ class SimulatedRunner:
         vocab: Items[int] = range(1000),
         *,
         virtual: bool = False,
+        host_blocks: int = 0,
     ) -> None:
         if not vocab:
             raise ValueError("the simulated engine needs at least one token to answer with")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.host_blocks = host_blocks
+        self.kv_layout = KVLayout(
+            dtype="simulated",
+            layers=1,
+            kv_heads=1,
+            head_dim=1,
+            block_size=block_size,
+            rope="",
+            block_bytes=_BLOCK_BYTES,
+        )
         self._cost = cost or SimulatedCost()
         self._vocab = vocab
         self._virtual = virtual
@@ -74,8 +90,38 @@ class SimulatedRunner:
         ]
         return StepResult(sampled, seconds, logprobs)
 
+    def copy_blocks(self, moves: Items[Copy]) -> None:
+        """There is nothing to copy, and copying within a device takes no time worth counting."""
+
+    def offload_blocks(self, moves: Items[Offload]) -> float:
+        return self._transfer(len(moves))
+
+    def onload_blocks(self, moves: Items[Onload]) -> float:
+        return self._transfer(len(moves))
+
+    def read_blocks(self, sequence: Sequence, first: int, last: int) -> memoryview:
+        """A digest of each block's tokens and place, which tells what KV it would be."""
+        return memoryview(bytearray().join(self._digest(sequence, block) for block in range(first, last)))
+
+    def write_blocks(self, sequence: Sequence, first: int, raw: memoryview) -> None:
+        """Raises RunnerError for what was not read from a sequence of the same tokens."""
+        expected = b"".join(self._digest(sequence, first + number) for number in range(len(raw) // _BLOCK_BYTES))
+        if raw != expected:
+            raise RunnerError("this KV belongs to other tokens")
+
     def forget(self, request_id: str) -> None:
         """Nothing is kept."""
+
+    def _transfer(self, blocks: int) -> float:
+        seconds = blocks * self.block_size * self._cost.per_transferred_token_seconds
+        if not self._virtual:
+            self._sleep(time.perf_counter(), seconds)
+        return seconds
+
+    def _digest(self, sequence: Sequence, block: int) -> bytes:
+        start = block * self.block_size
+        tokens = array("I", sequence.tokens[start : start + self.block_size]).tobytes()
+        return xxhash.xxh3_128_digest(tokens, seed=start)
 
     def _next_token(self, sequence: Sequence) -> int:
         seen = array("I", sequence.tokens[-_SEEN_TOKENS:]).tobytes()

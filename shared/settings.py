@@ -145,6 +145,8 @@ class ReplicaSettings:
     block_size: int = _block_size()
     blocks: int | None = _blocks()
     host_blocks: int = setting(0, "KV blocks in host memory behind the device's", low=0, high=2**31)
+    whole_blocks: bool = setting(False, "reuse cached blocks as a whole only, never a part of one")
+    retained_share: float = setting(0.25, "share of the KV blocks that requests may ask to keep", low=0, high=1)
     token_budget: int = _token_budget()
     max_running: int = setting(64, "requests computed at once", low=1, high=2**16)
     max_waiting: int = setting(1024, "requests that may wait; more are refused with 429", low=0, high=2**20)
@@ -155,6 +157,7 @@ class ReplicaSettings:
     max_body_bytes: int = setting(64 * _MIB, "largest request body", low=1024, high=2**31)
     grace_seconds: float = _grace()
     log_level: str = _log_level()
+    admin_key: str = setting("", "key that GET /cache asks for before it shows text", secret=True)
     seed: int = setting(0, "of the sampling of requests that bring none", low=0, high=2**63 - 1)
     sim_base_seconds: float = setting(0.008, "simulated: per step", low=0, high=_HOUR_SECONDS)
     sim_per_token_seconds: float = setting(5e-5, "simulated: per prefilled token", low=0, high=_HOUR_SECONDS)
@@ -164,8 +167,6 @@ class ReplicaSettings:
     sim_per_decode_seconds: float = setting(5e-5, "simulated: per decoded token", low=0, high=_HOUR_SECONDS)
 
     def __post_init__(self) -> None:
-        if self.host_blocks:
-            raise SettingsError("--host-blocks is not supported yet; leave it at 0")
         if self.url is not None:
             _check_url("--url", self.url, ("http", "https"))
         _check_redis(self.redis)

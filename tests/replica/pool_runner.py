@@ -3,7 +3,8 @@
     slot[p] = hash(slot[p - 1], token[p])        written once, as a model writes K and V that depend on all before
     next    = hash(all slots 0..p) % vocab       read through the block table, whoever wrote them
 
-A block shared wrongly, overwritten or given away too early changes the answer.
+A block shared wrongly, overwritten or given away too early changes the answer. So does one that moves too late, or with
+less than it should.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence as Items
 
-from replica.runner import Chunk, StepResult
+from replica.block_moves import Copy, Offload, Onload
+from replica.runner import Chunk, Runner, StepResult
 from replica.sequence import SamplingParams, Sequence
 from shared.blocks import BlockKey
 
-__all__ = ["ROOT", "PoolRunner", "answer_to", "make_sequence"]
+__all__ = ["ROOT", "PoolRunner", "RunnerAround", "answer_to", "make_sequence"]
 
 ROOT = BlockKey(b"r" * 16)
 
@@ -23,13 +25,15 @@ _numbers = itertools.count()
 
 
 class PoolRunner:
-    def __init__(self, num_blocks: int, block_size: int, vocab: int = 50) -> None:
+    def __init__(self, num_blocks: int, block_size: int, vocab: int = 50, host_blocks: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.host_blocks = host_blocks
         self.vocab = vocab
         self.steps: list[list[tuple[str, int, int]]] = []
         self.forgotten: list[str] = []
         self._slots = [0] * (num_blocks * block_size)
+        self._host_slots = [0] * (host_blocks * block_size)
 
     def execute(self, chunks: Items[Chunk]) -> StepResult:
         self.steps.append([(chunk.sequence.request_id, chunk.start, chunk.end) for chunk in chunks])
@@ -38,8 +42,25 @@ class PoolRunner:
         sampled = [self._sample(chunk) if chunk.samples else None for chunk in chunks]
         return StepResult(sampled, 0.001)
 
+    def copy_blocks(self, moves: Items[Copy]) -> None:
+        for source, target, tokens in moves:
+            self._slots[self._of(target)] = self._slots[self._of(source)][:tokens] + [0] * (self.block_size - tokens)
+
+    def offload_blocks(self, moves: Items[Offload]) -> float:
+        for source, target in moves:
+            self._host_slots[self._of(target)] = self._slots[self._of(source)]
+        return 0.001
+
+    def onload_blocks(self, moves: Items[Onload]) -> float:
+        for source, target in moves:
+            self._slots[self._of(target)] = self._host_slots[self._of(source)]
+        return 0.001
+
     def forget(self, request_id: str) -> None:
         self.forgotten.append(request_id)
+
+    def _of(self, block: int) -> slice:
+        return slice(block * self.block_size, (block + 1) * self.block_size)
 
     def _write(self, chunk: Chunk) -> None:
         for position in range(chunk.start, chunk.end):
@@ -51,6 +72,21 @@ class PoolRunner:
 
     def _slot(self, sequence: Sequence, position: int) -> int:
         return sequence.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+
+
+class RunnerAround:
+    """Another runner, so that a test changes one of its methods."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.num_blocks, self.block_size, self.host_blocks = runner.num_blocks, runner.block_size, runner.host_blocks
+        self._runner = runner
+        self.copy_blocks = runner.copy_blocks
+        self.offload_blocks = runner.offload_blocks
+        self.onload_blocks = runner.onload_blocks
+        self.forget = runner.forget
+
+    def execute(self, chunks: Items[Chunk]) -> StepResult:
+        return self._runner.execute(chunks)
 
 
 def answer_to(prompt: list[int], max_tokens: int, vocab: int = 50) -> list[int]:

@@ -79,6 +79,32 @@ def test_preempted_sequences_get_the_answers_they_would_have_had_alone() -> None
     assert answers == [generate(reference, prompt, 30) for prompt in prompts]
 
 
+def test_part_of_a_block_is_reused_with_the_answers_of_a_cold_start() -> None:
+    reference = build("llama")
+    engine = SmallEngine(build("llama"), num_blocks=8, block_size=32, finer=True)
+    beginning = make_prompt(20)
+    for seed, cached_tokens in ((1, 0), (2, 20), (3, 20)):
+        sequence = make_sequence(beginning + make_prompt(30, seed=seed), 6)
+        assert engine.run(sequence) == [generate(reference, beginning + make_prompt(30, seed=seed), 6)]
+        assert sequence.cached_tokens == cached_tokens
+    goes_on = make_sequence([*sequence.tokens, 5, 6], 6)
+    assert engine.run(goes_on) == [generate(reference, [*sequence.tokens, 5, 6], 6)]
+    # All but the last token of the answer, which was never computed: 55 tokens, 23 of them in a block half full.
+    assert goes_on.cached_tokens == 55
+
+
+def test_what_comes_back_from_host_memory_gives_the_answers_of_a_cold_start() -> None:
+    reference = build("qwen3")
+    engine = SmallEngine(build("qwen3"), num_blocks=16, host_blocks=40)
+    prompts = [make_prompt(40, seed=seed) for seed in range(3)]
+    for _ in range(3):
+        for prompt in prompts:
+            sequence = make_sequence(prompt, 8)
+            assert engine.run(sequence) == [generate(reference, prompt, 8)]
+    assert sequence.cached_tokens == 36
+    assert engine.scheduler.counters.onloaded_tokens > 100
+
+
 def test_contexts_beyond_the_padded_decodes_are_answered_alike() -> None:
     reference, engine = build("gpt2"), SmallEngine(build("gpt2"), num_blocks=400, token_budget=128)
     prompts = [make_prompt(length, seed=length) for length in (250, 255, 300, 20)]

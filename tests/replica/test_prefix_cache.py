@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from replica.block_pool import IntegrityError
-from replica.prefix_cache import PrefixCache
+from replica.prefix_cache import CacheEvents, PrefixCache
 from replica.runner import Chunk
 from replica.sequence import Sequence
 from shared.blocks import BlockKey, block_keys
@@ -168,7 +168,7 @@ def test_events_are_net_and_keep_the_published_set_prefix_closed() -> None:
     # The tail goes and comes back, what pushed it out comes and goes: nothing to tell.
     remember(cache, prompt_of(1, 70))
     remember(cache, prompt_of(3))
-    assert cache.take_events() == ([], [])
+    assert not cache.take_events()
     remember(cache, prompt_of(3, 200))
     events = cache.take_events()
     assert events.removed == stored[::-1]
@@ -284,15 +284,13 @@ def test_starting_over_announces_that_everything_is_gone() -> None:
     remember(cache, prompt_of(3))
     stored = cache.take_events().stored
     cache.start_over()
-    assert cache.take_events() == ([], stored[::-1])
+    assert cache.take_events() == CacheEvents([], stored[::-1], [], [])
     assert cache.pool.free_blocks == 8
     cache.check_integrity([])
 
 
 def _drop_a_parent(cache: PrefixCache, sequence: Sequence) -> None:
-    block = sequence.block_ids[0]
-    del cache._table[sequence.keys[0]]
-    cache._key[block] = cache._parent[block] = cache._content[block] = None
+    cache.held.drop(sequence.block_ids[0])
     sequence.registered_blocks = 0
 
 
@@ -301,11 +299,11 @@ def _leak_a_reference(cache: PrefixCache, sequence: Sequence) -> None:
 
 
 def _point_a_key_elsewhere(cache: PrefixCache, sequence: Sequence) -> None:
-    cache._table[sequence.keys[0]] = sequence.block_ids[1]
+    cache.held._table[sequence.keys[0]] = sequence.block_ids[1]
 
 
 def _exchange_parents(cache: PrefixCache, sequence: Sequence) -> None:
-    cache._parent[sequence.block_ids[1]] = sequence.block_ids[2]
+    cache.held.parents[sequence.block_ids[1]] = sequence.block_ids[2]
 
 
 def _claim_for_a_freed_sequence(cache: PrefixCache, sequence: Sequence) -> None:

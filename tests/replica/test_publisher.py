@@ -138,7 +138,7 @@ async def test_both_tiers_are_published_with_counts_and_checksums(redis_url: str
     async with publishing(redis_url) as publisher:
         publisher.offer(CacheEvents(blocks(1, 2), []))
         await eventually(lambda: stored_in(client) == {1, 2})
-        publisher.offer(CacheEvents([], blocks(2)), host=CacheEvents(blocks(2), []))
+        publisher.offer(CacheEvents([], blocks(2), host_stored=blocks(2)))
         await eventually(lambda: client.scard("warmroute:{default}:host:r1") == 1)
         (_, newest), *_ = client.xrevrange(LOG, count=1)
         assert newest[b"removed"] == newest[b"host_stored"] == block(2)[:8]

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from replica.block_moves import carry_out
 from replica.prefix_cache import PrefixCache
 from replica.scheduler import EngineFull, InvalidPrompt, PromptTooLong, Scheduler
 from replica.sequence import FinishReason, Sequence, SequenceStatus
@@ -26,10 +27,12 @@ class Bench:
         eos_token_ids: tuple[int, ...] = (),
         vocab: int = 50,
         block_size: int = SIZE,
+        finer: bool = False,
+        host_blocks: int = 0,
     ) -> None:
-        self.runner = PoolRunner(num_blocks, block_size, vocab)
+        self.runner = PoolRunner(num_blocks, block_size, vocab, host_blocks)
         self.scheduler = Scheduler(
-            PrefixCache(num_blocks, block_size),
+            PrefixCache(num_blocks, block_size, finer=finer, host_blocks=host_blocks),
             budget,
             max_running,
             max_waiting,
@@ -46,6 +49,7 @@ class Bench:
         chunks = self.scheduler.schedule()
         assert chunks, "nothing to do although there is work"
         assert sum(chunk.end - chunk.start for chunk in chunks) <= self.scheduler.token_budget
+        carry_out(self.runner, self.scheduler.cache.take_moves())
         self.scheduler.commit(chunks, self.runner.execute(chunks))
         self.scheduler.check_integrity()
         return self.runner.steps[-1]
@@ -321,17 +325,29 @@ def _random_prompt(rng: random.Random, block_size: int, longest: int) -> list[in
     return (beginning + [rng.randrange(3) for _ in range(rng.randint(1, 10))])[:longest]
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_random_requests_on_a_pool_too_small_answer_as_an_engine_without_cache_would(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("finer", "host_blocks"), [(False, 0), (True, 0), (False, 7), (True, 5)], ids=["plain", "finer", "host", "both"]
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_requests_on_a_pool_too_small_answer_as_an_engine_without_cache_would(
+    seed: int, finer: bool, host_blocks: int
+) -> None:
     rng = random.Random(seed)
     num_blocks, block_size = rng.choice([(6, 4), (9, 4), (24, 1), (3, 16), (12, 3)])
     bench = Bench(
-        num_blocks, rng.choice((1, 3, 8, 64)), rng.choice((1, 4, 16)), vocab=3, block_size=block_size, eos_token_ids=()
+        num_blocks,
+        rng.choice((1, 3, 8, 64)),
+        rng.choice((1, 4, 16)),
+        vocab=3,
+        block_size=block_size,
+        finer=finer,
+        host_blocks=host_blocks,
     )
     roots = [BlockKey(bytes([n]) * 16) for n in range(2)]
     wanted: dict[str, tuple[Sequence, list[int]]] = {}
     aborted = 0
     published: set[BlockKey] = set()
+    on_host: set[BlockKey] = set()
     for _ in range(300):
         max_tokens = rng.randint(0, 6)
         prompt = _random_prompt(rng, block_size, num_blocks * block_size - 5)
@@ -348,7 +364,9 @@ def test_random_requests_on_a_pool_too_small_answer_as_an_engine_without_cache_w
             bench.scheduler.cache.reset()
         events = bench.scheduler.cache.take_events()
         published = (published - set(events.removed)) | set(events.stored)
+        on_host = (on_host - set(events.host_removed)) | set(events.host_stored)
         assert published == set(bench.scheduler.cache.held_keys())
+        assert on_host == {key for key, _ in bench.scheduler.cache.host.items()}
     bench.run()
     for sequence, expected in wanted.values():
         if sequence.finish_reason is FinishReason.ABORT:
@@ -357,4 +375,7 @@ def test_random_requests_on_a_pool_too_small_answer_as_an_engine_without_cache_w
         else:
             assert answer(sequence) == expected
     assert aborted == 0
-    assert bench.scheduler.counters.hit_tokens > 0
+    counters = bench.scheduler.counters
+    assert counters.hit_tokens > 0
+    assert (counters.copied_tokens > 0) is (finer and block_size > 1)
+    assert (counters.onloaded_tokens > 0) is bool(host_blocks)

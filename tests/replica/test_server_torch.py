@@ -33,7 +33,8 @@ async def test_tiny_answers_hits_its_cache_and_repeats_a_seed() -> None:
         reply = {"role": "assistant", "content": text_of(first)}
         second = await ask(client, messages=[opening, reply, {"role": "user", "content": "more"}], temperature=0)
         computed = first["usage"]["total_tokens"] - 1
-        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == computed - computed % 16
+        # Less than 8 tokens of a block are not worth a copy.
+        assert computed - 8 < second["usage"]["prompt_tokens_details"]["cached_tokens"] <= computed
 
         one, same, other = [text_of(await ask(client, seed=seed, max_tokens=20)) for seed in (1, 1, 2)]
         assert one == same != other

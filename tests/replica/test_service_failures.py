@@ -12,15 +12,15 @@ import replica.server
 from replica.backend import Backend, load_backend
 from replica.runner import Chunk, Runner, RunnerError, StepResult
 from shared.settings import ReplicaSettings
+from tests.replica.pool_runner import RunnerAround
 from tests.replica.sim_server import CHAT, HELLO, serving
 
 
-class FailingRunner:
+class FailingRunner(RunnerAround):
     """Fails at the given step, once."""
 
     def __init__(self, runner: Runner, step: int) -> None:
-        self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
-        self._runner = runner
+        super().__init__(runner)
         self._steps_left = step
 
     def execute(self, chunks: Items[Chunk]) -> StepResult:
@@ -28,9 +28,6 @@ class FailingRunner:
         if self._steps_left == 0:
             raise RunnerError("the device caught fire")
         return self._runner.execute(chunks)
-
-    def forget(self, request_id: str) -> None:
-        self._runner.forget(request_id)
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

@@ -13,24 +13,21 @@ from replica.backend import Backend, load_backend
 from replica.runner import Chunk, Runner, StepResult
 from replica.sequence import SamplingParams
 from shared.settings import ReplicaSettings
+from tests.replica.pool_runner import RunnerAround
 from tests.replica.sim_server import HELLO, serving
 
 
-class RecordingRunner:
+class RecordingRunner(RunnerAround):
     """Keeps the parameters of every sequence it computes, in order of first sight."""
 
     def __init__(self, runner: Runner) -> None:
-        self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
-        self._runner = runner
+        super().__init__(runner)
         self.seen: dict[str, SamplingParams] = {}
 
     def execute(self, chunks: Items[Chunk]) -> StepResult:
         for chunk in chunks:
             self.seen.setdefault(chunk.sequence.request_id, chunk.sequence.params)
         return self._runner.execute(chunks)
-
-    def forget(self, request_id: str) -> None:
-        self._runner.forget(request_id)
 
 
 @pytest.fixture

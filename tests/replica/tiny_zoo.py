@@ -21,6 +21,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from replica.block_moves import carry_out
 from replica.model_runner import ModelRunner
 from replica.prefix_cache import PrefixCache
 from replica.scheduler import Scheduler
@@ -102,15 +103,23 @@ class SmallEngine:
     """Runner, prefix cache and scheduler, stepped by hand; every step ends with the cache's integrity check."""
 
     def __init__(
-        self, model: PreTrainedModel, num_blocks: int = 64, block_size: int = 4, token_budget: int = 64
+        self,
+        model: PreTrainedModel,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        token_budget: int = 64,
+        *,
+        finer: bool = False,
+        host_blocks: int = 0,
     ) -> None:
-        self.runner = ModelRunner(model, num_blocks, block_size)
-        self.cache = PrefixCache(num_blocks, block_size)
+        self.runner = ModelRunner(model, num_blocks, block_size, host_blocks)
+        self.cache = PrefixCache(num_blocks, block_size, finer=finer, host_blocks=host_blocks)
         self.scheduler = Scheduler(self.cache, token_budget, max_running=16, max_waiting=64)
 
     def step(self) -> None:
         chunks = self.scheduler.schedule()
         assert chunks, "the scheduler has work but schedules none"
+        carry_out(self.runner, self.cache.take_moves())
         self.scheduler.commit(chunks, self.runner.execute(chunks))
         self.scheduler.check_integrity()
 
