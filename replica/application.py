@@ -23,6 +23,8 @@ from replica.choices import Choices
 from replica.metrics import ReplicaMetrics
 from replica.responses import Head, Response, response_of
 from replica.service import Service
+from replica.session_routes import SessionRoutes
+from replica.sessions import Sessions
 from shared.api import GENERATION_PATHS, ApiError, dialect_of, parse_generation, parse_tokenize
 from shared.api_errors import (
     body_too_large,
@@ -52,6 +54,7 @@ class ReplicaApplication:
 
     def __init__(self, replica_id: str, version: str, metrics: ReplicaMetrics, max_body_bytes: int) -> None:
         self.service: Service | None = None
+        self.sessions: Sessions | None = None
         self._replica_id = replica_id
         self._version = version
         self._metrics = metrics
@@ -72,6 +75,7 @@ class ReplicaApplication:
                 web.get("/version", self._show_version),
                 web.get("/cache", self._describe_cache),
                 web.post("/reset_prefix_cache", self._reset_prefix_cache),
+                *SessionRoutes(self._serving, self._saved_sessions).routes(),
             ]
         )
         return application
@@ -86,6 +90,14 @@ class ReplicaApplication:
         if service.draining:
             raise shutting_down()
         return service
+
+    def _saved_sessions(self) -> Sessions:
+        self._loaded()
+        if self.sessions is None:
+            raise ApiError(
+                404, "sessions_disabled", "no sessions are saved here: start the replica with --sessions DIR"
+            )
+        return self.sessions
 
     # -- generation ------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TypeVar
 
 import uvloop
@@ -32,6 +33,8 @@ from replica.metrics import ReplicaMetrics
 from replica.prefix_cache import PrefixCache
 from replica.scheduler import Scheduler
 from replica.service import Deliver, ServedModel, Service
+from replica.session_store import SessionStore
+from replica.sessions import SessionModel, Sessions
 from replica.step_meter import StepMeter
 from shared.fleet_state import FleetState
 from shared.prompts import PromptEncoder, PromptError
@@ -89,6 +92,7 @@ class _Loaded:
     backend: Backend
     encoder: PromptEncoder
     identity: Identity
+    sessions: SessionStore | None
 
 
 class ReplicaServer:
@@ -100,6 +104,7 @@ class ReplicaServer:
         self._runner: web.AppRunner | None = None
         self._application: ReplicaApplication | None = None
         self._membership: Membership | None = None
+        self._sessions: Sessions | None = None
         self.id = ""
         self.url = ""
         self.service: Service | None = None
@@ -134,7 +139,9 @@ class ReplicaServer:
         self.service = Service(model, start_engine, self._metrics, settings.secret, settings.seed)
         self._metrics.watch(self.service.engine.state, loaded.backend.runner.num_blocks)
         self._membership.join(self.service)
-        self._application.service = self.service
+        if loaded.sessions is not None:
+            self._sessions = Sessions(loaded.sessions, self.service.engine, _session_model(settings, loaded))
+        self._application.service, self._application.sessions = self.service, self._sessions
         _logger.info(
             "serving",
             extra=fields(id=self.id, url=self.url, model=model.name, blocks=loaded.backend.runner.num_blocks),
@@ -150,6 +157,8 @@ class ReplicaServer:
                 await self.service.drained(grace_seconds, hurry)
                 await self._membership.leave()
         finally:
+            if self._sessions is not None:
+                await self._sessions.close()
             await self._runner.cleanup()
             if self.service is not None:
                 await _in_thread(self.service.engine.stop)
@@ -162,7 +171,29 @@ def _load(settings: ReplicaSettings, replica_id: str, url: str) -> _Loaded:
         identity = identify(replica_id, url, settings.model, backend, encoder, settings.secret)
     except (BundleError, PromptError) as error:
         raise BackendError(f"model {settings.model}: its tokenizer or chat template cannot be used: {error}") from error
-    return _Loaded(backend, encoder, identity)
+    return _Loaded(backend, encoder, identity, _session_store(settings))
+
+
+def _session_store(settings: ReplicaSettings) -> SessionStore | None:
+    if settings.sessions is None:
+        return None
+    try:
+        return SessionStore(Path(settings.sessions), settings.sessions_bytes, settings.secret)
+    except OSError as error:
+        reason = error.strerror or error
+        raise BackendError(f"--sessions {settings.sessions}: the folder cannot be used ({reason})") from error
+
+
+def _session_model(settings: ReplicaSettings, loaded: _Loaded) -> SessionModel:
+    backend = loaded.backend
+    return SessionModel(
+        fingerprint=loaded.identity.fingerprint,
+        weights=backend.weights_id,
+        tokenizer=backend.bundle.digest,
+        template=backend.bundle.template_digest,
+        layout=backend.runner.kv_layout,
+        secret=settings.secret,
+    )
 
 
 def _served_model(settings: ReplicaSettings, loaded: _Loaded) -> ServedModel:

@@ -147,6 +147,8 @@ class ReplicaSettings:
     host_blocks: int = setting(0, "KV blocks in host memory behind the device's", low=0, high=2**31)
     whole_blocks: bool = setting(False, "reuse cached blocks as a whole only, never a part of one")
     retained_share: float = setting(0.25, "share of the KV blocks that requests may ask to keep", low=0, high=1)
+    sessions: str | None = setting(None, "folder that POST /sessions/<name>/save writes to", metavar="DIR")
+    sessions_bytes: int = setting(64 * 2**30, "what the sessions may take together", low=1, high=2**60)
     token_budget: int = _token_budget()
     max_running: int = setting(64, "requests computed at once", low=1, high=2**16)
     max_waiting: int = setting(1024, "requests that may wait; more are refused with 429", low=0, high=2**20)

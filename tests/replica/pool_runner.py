@@ -10,9 +10,11 @@ less than it should.
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Sequence as Items
 
 from replica.block_moves import Copy, Offload, Onload
+from replica.kv_layout import KVLayout
 from replica.runner import Chunk, Runner, StepResult
 from replica.sequence import SamplingParams, Sequence
 from shared.blocks import BlockKey
@@ -30,6 +32,15 @@ class PoolRunner:
         self.block_size = block_size
         self.host_blocks = host_blocks
         self.vocab = vocab
+        self.kv_layout = KVLayout(
+            dtype="simulated",
+            layers=1,
+            kv_heads=1,
+            head_dim=1,
+            block_size=block_size,
+            rope="",
+            block_bytes=8 * block_size,
+        )
         self.steps: list[list[tuple[str, int, int]]] = []
         self.forgotten: list[str] = []
         self._slots = [0] * (num_blocks * block_size)
@@ -55,6 +66,17 @@ class PoolRunner:
         for source, target in moves:
             self._slots[self._of(target)] = self._host_slots[self._of(source)]
         return 0.001
+
+    def read_blocks(self, sequence: Sequence, first: int, last: int) -> memoryview:
+        slots = [slot for block in sequence.block_ids[first:last] for slot in self._slots[self._of(block)]]
+        computed = max(0, sequence.computed_tokens - first * self.block_size)
+        slots[computed:] = [0] * len(slots[computed:])
+        return memoryview(bytearray(array("q", slots).tobytes()))
+
+    def write_blocks(self, sequence: Sequence, first: int, raw: memoryview) -> None:
+        slots = list(raw.cast("q"))
+        for index, start in enumerate(range(0, len(slots), self.block_size)):
+            self._slots[self._of(sequence.block_ids[first + index])] = slots[start : start + self.block_size]
 
     def forget(self, request_id: str) -> None:
         self.forgotten.append(request_id)
@@ -83,6 +105,9 @@ class RunnerAround:
         self.copy_blocks = runner.copy_blocks
         self.offload_blocks = runner.offload_blocks
         self.onload_blocks = runner.onload_blocks
+        self.kv_layout = runner.kv_layout
+        self.read_blocks = runner.read_blocks
+        self.write_blocks = runner.write_blocks
         self.forget = runner.forget
 
     def execute(self, chunks: Items[Chunk]) -> StepResult:
