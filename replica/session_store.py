@@ -154,9 +154,10 @@ class SessionStore:
             if error.errno in (errno.ENOENT, errno.ELOOP):
                 raise SessionNotFound from None
             raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise SessionNotFound
         with FileIO(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise SessionNotFound
             yield file
 
     @contextlib.contextmanager
