@@ -201,8 +201,8 @@ class PrefixCache:
             return
         keys = self._keys_of(sequence)
         content = _pack(sequence.tokens[first * self.block_size : full * self.block_size])
-        parent = self._last_registered(sequence)
         for index in range(first, full):
+            parent = sequence.continued(index, sequence.block_ids)
             start = (index - first) * self._block_bytes
             registered = self._register_block(
                 sequence.block_ids[index], keys[index], parent, content[start : start + self._block_bytes]
@@ -211,7 +211,7 @@ class PrefixCache:
                 self._unclaim(sequence)
                 return
             self._claims.pop(keys[index], None)
-            sequence.block_ids[index] = parent = registered
+            sequence.block_ids[index] = registered
             sequence.registered_blocks = index + 1
 
     def free(self, sequence: Sequence) -> None:
@@ -266,7 +266,7 @@ class PrefixCache:
                 registered = index < sequence.registered_blocks
                 if registered != (self.held.keys[block] is not None):
                     raise IntegrityError(f"block {block} of {sequence.request_id}: registered is {not registered}")
-                parent = sequence.block_ids[index - 1] if index else sequence.root
+                parent = sequence.continued(index, sequence.block_ids)
                 if registered and self.held.parents[block] != parent:
                     raise IntegrityError(f"block {block} of {sequence.request_id} continues another block")
         if references != self.pool.references:
@@ -280,22 +280,24 @@ class PrefixCache:
     # -- what a prompt finds ---------------------------------------------------------------------------------------
 
     def _keys_of(self, sequence: Sequence) -> list[BlockKey]:
-        keys = sequence.keys
-        known = len(keys) * self.block_size
-        if len(sequence.tokens) - known >= self.block_size:
-            parent = keys[-1] if keys else sequence.root
-            keys.extend(self._hasher(parent, sequence.tokens[known:], self.block_size))
+        keys, size = sequence.keys, self.block_size
+        full = len(sequence.tokens) // size
+        while len(keys) < full:
+            known = len(keys)
+            # Up to where it leaves the blocks that all tenants share, if it does; then to the end.
+            end = full if sequence.branch is None or known >= sequence.branch.blocks else sequence.branch.blocks
+            tokens = sequence.tokens[known * size : min(end, full) * size]
+            keys.extend(self._hasher(sequence.continued(known, keys), tokens, size))
         return keys
 
     def _same_content(self, sequence: Sequence, block_ids: list[int]) -> int:
         """How many of the blocks that the keys found really hold this sequence's tokens, each after the one before."""
         content = _pack(sequence.tokens[: len(block_ids) * self.block_size])
         size = self._block_bytes
-        parent: Parent = sequence.root
         for index, block in enumerate(block_ids):
+            parent = sequence.continued(index, block_ids)
             if not self.held.has(block, parent, content[index * size : (index + 1) * size]):
                 return index
-            parent = block
         return len(block_ids)
 
     def _on_host(self, sequence: Sequence, first: int, usable: int) -> list[BlockKey]:
@@ -303,7 +305,7 @@ class PrefixCache:
         size, found = self.block_size, []
         for index in range(first, usable) if len(self.host) else ():
             key = sequence.keys[index]
-            parent_key = sequence.keys[index - 1] if index else sequence.root
+            parent_key = sequence.continued(index, sequence.keys)
             if not self.host.has(key, parent_key, _pack(sequence.tokens[index * size : (index + 1) * size])):
                 break
             found.append(key)
@@ -314,7 +316,7 @@ class PrefixCache:
             return None
         start = len(block_ids) * self.block_size
         wanted = sequence.tokens[start : min(start + self.block_size, len(sequence.tokens) - 1)]
-        closest = self.held.siblings.closest(block_ids[-1] if block_ids else sequence.root, _pack(wanted))
+        closest = self.held.siblings.closest(sequence.continued(len(block_ids), block_ids), _pack(wanted))
         return closest if closest is not None and closest.tokens >= self._least_part_tokens else None
 
     def _last_claimed(self, keys: list[BlockKey]) -> BlockKey | None:
@@ -331,7 +333,7 @@ class PrefixCache:
     def _bring_back(self, sequence: Sequence, host_keys: Items[BlockKey]) -> None:
         # First all are taken: what makes room for one of them must not push out another.
         for key, there in [(key, self.host.take(key)) for key in host_keys]:
-            parent: Parent = sequence.block_ids[-1] if sequence.block_ids else sequence.root
+            parent = sequence.continued(len(sequence.block_ids), sequence.block_ids)
             block = self._take()
             self._moves.append(Onload(there.place, block))
             self.host.release(there)
@@ -376,7 +378,7 @@ class PrefixCache:
         tokens = sequence.tokens[full * self.block_size : sequence.computed_tokens]
         if not self._least_part_tokens <= len(tokens) < self.block_size:
             return
-        parent, content = self._last_registered(sequence), _pack(tokens)
+        parent, content = sequence.continued(full, sequence.block_ids), _pack(tokens)
         closest = self.held.siblings.closest(parent, content)
         if closest is None or closest.tokens < len(tokens):
             self._drop_tail_within(parent, content)
@@ -387,9 +389,6 @@ class PrefixCache:
         if tail is not None:
             self._drop(tail)
             self.pool.requeue(tail, keep=False)
-
-    def _last_registered(self, sequence: Sequence) -> Parent:
-        return sequence.block_ids[sequence.registered_blocks - 1] if sequence.registered_blocks else sequence.root
 
     def _take(self) -> int:
         block = self.pool.take()

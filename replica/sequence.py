@@ -11,12 +11,18 @@ owns tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 
 from shared.blocks import BlockKey
+from shared.public_prefixes import Branch
 
 __all__ = ["FinishReason", "SamplingParams", "Sequence", "SequenceStatus"]
+
+
+_T = TypeVar("_T")
 
 
 class SequenceStatus(Enum):
@@ -73,7 +79,10 @@ class SamplingParams:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`root` is the namespace root of the request's tenant and model: the key before its first block."""
+    """`root` is the namespace root of the request's tenant and model: the key before its first block.
+
+    Behind a prefix that all tenants share, `branch` says what the tenant's own blocks continue.
+    """
 
     request_id: str
     tokens: list[int]
@@ -81,6 +90,7 @@ class Sequence:
     params: SamplingParams
     root: BlockKey
     arrival_seconds: float = 0.0
+    branch: Branch | None = None
     tenant: str = ""
     """Whose turn and whose share of the engine it is."""
     expected_cached_tokens: int = 0
@@ -101,6 +111,12 @@ class Sequence:
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache gave on admission. Set once: a later recompute does not change it."""
     finish_reason: FinishReason | None = None
+
+    def continued(self, index: int, blocks: Items[_T]) -> _T | BlockKey:
+        """What block `index` continues: the one before it in `blocks` (ids or keys), or a root."""
+        if self.branch is not None and index == self.branch.blocks:
+            return self.branch.root
+        return blocks[index - 1] if index else self.root
 
     @property
     def output_tokens(self) -> int:

@@ -4,6 +4,10 @@
     key_0 = xxh3_128(root  | tokens[0 : B])            tokens as little-endian uint32
     key_i = xxh3_128(key_{i-1} | tokens[iB : (i+1)B])  only full blocks have a key
 
+Behind a prefix that all tenants share (see `public_prefixes`), a tenant's keys continue a root of its own:
+
+    branch = xxh3_128("wr1" | "branch" | last public key | tenant)
+
 Because keys are chained, equal keys mean equal prefixes from the first token on: holding key_i *means* holding
 blocks 0..i. The engine keeps all 16 bytes; what is published is the first 8, as an unsigned integer.
 """
@@ -25,6 +29,7 @@ __all__ = [
     "ModelIdentity",
     "PublishedKey",
     "block_keys",
+    "branch_root",
     "checksum",
     "golden_key",
     "namespace_root",
@@ -66,8 +71,12 @@ class ModelIdentity:
 
 def namespace_root(fingerprint: str, tenant: str = "", secret: str = "") -> BlockKey:
     """The key before the first block. Under a cluster `secret` nobody outside can compute a tenant's keys."""
-    tenant_part = hmac.digest(secret.encode(), tenant.encode(), "sha256")
-    return BlockKey(xxhash.xxh3_128_digest(_VERSION + fingerprint.encode() + b"|" + tenant_part))
+    return BlockKey(xxhash.xxh3_128_digest(_VERSION + fingerprint.encode() + b"|" + _tenant_part(tenant, secret)))
+
+
+def branch_root(last_public: BlockKey, tenant: str, secret: str = "") -> BlockKey:
+    """What a tenant's first block behind a public prefix continues, in place of that prefix's last key."""
+    return BlockKey(xxhash.xxh3_128_digest(_VERSION + b"branch" + last_public + _tenant_part(tenant, secret)))
 
 
 def block_keys(parent: BlockKey, tokens: Sequence[int], block_size: int) -> list[BlockKey]:
@@ -110,6 +119,10 @@ def unpack_keys(packed: bytes) -> list[PublishedKey]:
     keys = array("Q")
     keys.frombytes(packed)
     return _to_little_endian(keys).tolist()  # type: ignore[return-value]
+
+
+def _tenant_part(tenant: str, secret: str) -> bytes:
+    return hmac.digest(secret.encode(), tenant.encode(), "sha256")
 
 
 def _mix(key: int) -> int:
