@@ -38,6 +38,8 @@ from replica.sessions import SessionModel, Sessions
 from replica.step_meter import StepMeter
 from shared.fleet_state import FleetState
 from shared.prompts import PromptEncoder, PromptError
+from shared.public_prefixes import PublicPrefixes
+from shared.public_prompts import PublicPromptsError, read_public_prompts
 from shared.settings import ReplicaSettings
 from shared.telemetry import fields, set_up_logging
 from shared.tokenizer_bundle import BundleError
@@ -93,6 +95,7 @@ class _Loaded:
     encoder: PromptEncoder
     identity: Identity
     sessions: SessionStore | None
+    prefixes: PublicPrefixes
 
 
 class ReplicaServer:
@@ -136,7 +139,7 @@ class ReplicaServer:
         self._membership = Membership(loaded.identity, loaded.backend, fleet_state)
         model = _served_model(settings, loaded)
         start_engine = partial(_start_engine, settings, loaded.backend, model, self._membership)
-        self.service = Service(model, start_engine, self._metrics, settings.secret, settings.seed)
+        self.service = Service(model, start_engine, self._metrics, loaded.prefixes, settings.seed)
         self._metrics.watch(self.service.engine.state, loaded.backend.runner.num_blocks)
         self._membership.join(self.service)
         if loaded.sessions is not None:
@@ -171,7 +174,18 @@ def _load(settings: ReplicaSettings, replica_id: str, url: str) -> _Loaded:
         identity = identify(replica_id, url, settings.model, backend, encoder, settings.secret)
     except (BundleError, PromptError) as error:
         raise BackendError(f"model {settings.model}: its tokenizer or chat template cannot be used: {error}") from error
-    return _Loaded(backend, encoder, identity, _session_store(settings))
+    prefixes = _public_prefixes(settings, backend, encoder, identity)
+    return _Loaded(backend, encoder, identity, _session_store(settings), prefixes)
+
+
+def _public_prefixes(
+    settings: ReplicaSettings, backend: Backend, encoder: PromptEncoder, identity: Identity
+) -> PublicPrefixes:
+    try:
+        prompts = read_public_prompts(Path(settings.public_prefixes), encoder) if settings.public_prefixes else []
+    except PublicPromptsError as error:
+        raise BackendError(f"--public-prefixes {error}") from error
+    return PublicPrefixes(identity.fingerprint, backend.runner.block_size, settings.secret, prompts)
 
 
 def _session_store(settings: ReplicaSettings) -> SessionStore | None:

@@ -22,8 +22,8 @@ from replica.sequence import FinishReason, SamplingParams, Sequence
 from replica.token_bytes import TokenBytes
 from shared.api import ApiError, GenerationRequest
 from shared.api_errors import context_length_exceeded, engine_full, invalid_value, model_not_found, shutting_down
-from shared.blocks import namespace_root
 from shared.prompts import EncodedPrompt, PromptEncoder, PromptError, PromptInput
+from shared.public_prefixes import PublicPrefixes
 
 __all__ = ["Deliver", "ServedModel", "Service"]
 
@@ -53,14 +53,14 @@ class Service:
         model: ServedModel,
         start_engine: Callable[[Deliver], Engine],
         metrics: ReplicaMetrics,
-        secret: str = "",
+        prefixes: PublicPrefixes,
         seed: int = 0,
     ) -> None:
-        """`seed` decides the sampling of requests that bring none."""
+        """`prefixes` tells which blocks tenants share; `seed` decides the sampling of requests that bring none."""
         self.model = model
         self.bytes_of = TokenBytes(model.encoder.tokenizer)
         self._metrics = metrics
-        self._secret = secret
+        self._prefixes = prefixes
         self._loop = asyncio.get_running_loop()
         self._answers: dict[str, Answer] = {}
         self._numbers = itertools.count()
@@ -142,7 +142,7 @@ class Service:
     ) -> list[Sequence]:
         """One for each answer. Raises ApiError where no such sequence can be."""
         params = self._sampling(request, encoded)
-        root = namespace_root(self.model.fingerprint, tenant, self._secret)
+        namespace = self._prefixes.namespace(tenant, encoded.token_ids)
         now = time.monotonic()
         return [
             Sequence(
@@ -150,8 +150,9 @@ class Service:
                 list(encoded.token_ids),
                 encoded.token_count,
                 replace(params, seed=_seed_of_choice(params.seed, index)),
-                root,
+                namespace.root,
                 arrival_seconds=now,
+                branch=namespace.branch,
                 tenant=tenant,
                 expected_cached_tokens=expected_cached_tokens,
             )

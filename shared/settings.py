@@ -156,6 +156,9 @@ class ReplicaSettings:
     device: str = setting("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     dtype: str = setting("auto", "number format of weights and KV", choices=("auto", "float32", "bfloat16", "float16"))
     threads: int | None = _threads()
+    public_prefixes: str | None = setting(
+        None, "file of prompt beginnings that all tenants share, one JSON body a line", metavar="FILE"
+    )
     max_body_bytes: int = setting(64 * _MIB, "largest request body", low=1024, high=2**31)
     grace_seconds: float = _grace()
     log_level: str = _log_level()

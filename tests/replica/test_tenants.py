@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import struct
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import redis
 
+from replica.backend import BackendError
+from shared.api import parse_chat
+from shared.blocks import namespace_root
 from tests.helpers import eventually
 from tests.replica.sim_server import CHAT, HELLO, serving
 
@@ -46,3 +53,69 @@ async def test_what_one_tenant_warmed_is_cold_for_another_and_no_names_run_toget
         for stranger in ("b", "", "A", "a|", "aa"):
             assert (await ask(client, stranger))["prompt_tokens_details"]["cached_tokens"] == 0
         assert (await ask(client, "a"))["prompt_tokens_details"]["cached_tokens"] > 100
+
+
+MANUAL = "You answer for the harbour office of a small town by the sea. " * 20
+
+
+def question(text: str) -> dict[str, Any]:
+    return HELLO | {"messages": [{"role": "system", "content": MANUAL}, {"role": "user", "content": text}]}
+
+
+async def test_a_registered_beginning_is_computed_once_for_all_tenants_and_what_follows_by_each(
+    tmp_path: Path, redis_url: str
+) -> None:
+    registered = tmp_path / "public.jsonl"
+    manual = {"messages": [{"role": "system", "content": MANUAL}]}
+    registered.write_text(f"# shared by all\n\n{json.dumps(manual)}\n")
+    async with serving(public_prefixes=str(registered), redis=redis_url, id="r1") as (server, client):
+
+        async def cached(tenant: str, text: str) -> int:
+            async with client.post(CHAT, json=question(text), headers={"x-warmroute-tenant": tenant}) as response:
+                return int(response.headers["x-warmroute-cached-tokens"])
+
+        async with client.post("/tokenize", json=manual | {"add_generation_prompt": False}) as response:
+            public_tokens = (await response.json())["count"] // 16 * 16
+        assert public_tokens > 100
+        story = "when does the ferry leave and what does it cost to take a boat " * 5
+        assert await cached("a", story) == 0
+        assert await cached("b", story) == public_tokens
+        assert await cached("b", story) > public_tokens + 16
+        assert await cached("", "hello") == public_tokens
+
+        # A router, which asks without a tenant, finds the same beginning among the published keys.
+        assert server.service is not None
+        encoder, root = server.service.model.encoder, namespace_root(server.service.model.fingerprint)
+        public = encoder.keys(
+            encoder.encode(parse_chat(json.dumps(question("hello")).encode()).routing.prompt), root, 16
+        )
+        with redis.Redis.from_url(redis_url) as plain:
+            await eventually(
+                lambda: all(
+                    plain.sismember("warmroute:{default}:blocks:r1", struct.pack("<Q", key))
+                    for key in public[: public_tokens // 16]
+                )
+            )
+
+
+async def test_without_registration_nothing_is_shared_however_alike(tmp_path: Path) -> None:
+    async with serving() as (_, client):
+        for tenant in ("a", "b"):
+            async with client.post(CHAT, json=question("x"), headers={"x-warmroute-tenant": tenant}) as response:
+                assert response.headers["x-warmroute-cached-tokens"] == "0"
+
+
+@pytest.mark.parametrize("text", ['{"messages": 5}', "nonsense", '{"prompt": ""}'])
+async def test_a_file_that_cannot_be_used_is_one_clear_line_that_names_file_and_line(tmp_path: Path, text: str) -> None:
+    registered = tmp_path / "public.jsonl"
+    registered.write_text(f'{{"prompt": "fine"}}\n{text}\n')
+    with pytest.raises(BackendError, match=r"--public-prefixes .*public\.jsonl, line 2: ") as raised:
+        async with serving(public_prefixes=str(registered)):
+            pass
+    assert "\n" not in str(raised.value)
+
+
+async def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="No such file"):
+        async with serving(public_prefixes=str(tmp_path / "none")):
+            pass
