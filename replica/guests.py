@@ -20,6 +20,7 @@ from replica.runner import Runner
 from replica.scheduler import Scheduler
 from replica.sequence import SamplingParams, Sequence
 from shared.blocks import BlockKey
+from shared.public_prefixes import Branch
 
 __all__ = ["GuestLost", "Guests", "NotEnoughRoom"]
 
@@ -45,10 +46,10 @@ class Guests:
         self._move_blocks = move_blocks
         self._numbers = itertools.count()
 
-    def hold(self, token_ids: Items[int], root: BlockKey) -> Sequence | None:
+    def hold(self, token_ids: Items[int], root: BlockKey, branch: Branch | None = None) -> Sequence | None:
         """The longest computed beginning of a prompt; None if the cache holds nothing of it."""
         cache = self._scheduler.cache
-        guest = self._guest(token_ids, root)
+        guest = self._guest(token_ids, root, branch)
         match = self._match(guest)
         # Where there is no room to copy or to bring back, what needs no room will do.
         for choice in (match, PrefixMatch(match.block_ids, None)):
@@ -61,10 +62,10 @@ class Guests:
                 return guest
         return None
 
-    def expect(self, token_ids: Items[int], root: BlockKey) -> Sequence:
+    def expect(self, token_ids: Items[int], root: BlockKey, branch: Branch | None = None) -> Sequence:
         """Room for a prompt's KV; its first `registered_blocks` are held already. Raises NotEnoughRoom."""
         cache = self._scheduler.cache
-        guest = self._guest(token_ids, root)
+        guest = self._guest(token_ids, root, branch)
         match = PrefixMatch(self._match(guest).block_ids, None)
         guest.tokens.pop()
         spare_blocks = self._scheduler.running  # one more for each, so that the next decodes preempt nobody
@@ -100,10 +101,11 @@ class Guests:
             self._scheduler.guests.remove(guest)
             self._scheduler.cache.free(guest)
 
-    def _guest(self, token_ids: Items[int], root: BlockKey) -> Sequence:
+    def _guest(self, token_ids: Items[int], root: BlockKey, branch: Branch | None) -> Sequence:
         # The last token of a prompt is never part of a match. One more, which counts for nothing, and all of ours are.
         tokens = [*token_ids, 0]
-        return Sequence(f"guest-{next(self._numbers)}", tokens, len(token_ids), SamplingParams(max_tokens=0), root)
+        name, params = f"guest-{next(self._numbers)}", SamplingParams(max_tokens=0)
+        return Sequence(name, tokens, len(token_ids), params, root, branch=branch)
 
     def _match(self, guest: Sequence) -> PrefixMatch:
         match = self._scheduler.cache.match(guest)

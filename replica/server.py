@@ -143,7 +143,7 @@ class ReplicaServer:
         self._metrics.watch(self.service.engine.state, loaded.backend.runner.num_blocks)
         self._membership.join(self.service)
         if loaded.sessions is not None:
-            self._sessions = Sessions(loaded.sessions, self.service.engine, _session_model(settings, loaded))
+            self._sessions = Sessions(loaded.sessions, self.service.engine, _session_model(loaded))
         self._application.service, self._application.sessions = self.service, self._sessions
         _logger.info(
             "serving",
@@ -198,15 +198,14 @@ def _session_store(settings: ReplicaSettings) -> SessionStore | None:
         raise BackendError(f"--sessions {settings.sessions}: the folder cannot be used ({reason})") from error
 
 
-def _session_model(settings: ReplicaSettings, loaded: _Loaded) -> SessionModel:
+def _session_model(loaded: _Loaded) -> SessionModel:
     backend = loaded.backend
     return SessionModel(
-        fingerprint=loaded.identity.fingerprint,
         weights=backend.weights_id,
         tokenizer=backend.bundle.digest,
         template=backend.bundle.template_digest,
         layout=backend.runner.kv_layout,
-        secret=settings.secret,
+        prefixes=loaded.prefixes,
     )
 
 

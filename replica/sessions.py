@@ -28,7 +28,7 @@ from replica.kv_layout import KVLayout, encoding_of
 from replica.sequence import Sequence
 from replica.session_file import DamagedSession, SessionHeader
 from replica.session_store import SessionStore, StoredSession, check_session_name
-from shared.blocks import BlockKey, namespace_root
+from shared.public_prefixes import PublicPrefixes
 from shared.telemetry import fields
 
 __all__ = ["NothingToSave", "RestoredSession", "SessionMismatch", "SessionModel", "Sessions", "TooManySessionsAtOnce"]
@@ -40,6 +40,11 @@ _PORTION_BYTES = 4 * 2**20
 """What the engine copies between two steps: a millisecond or two."""
 _ENGINE_SECONDS = 120.0
 """A step takes less, or the engine is gone."""
+
+_ROUNDED = (
+    "it is rounded to int8 and begins with blocks that all tenants share, which only exact ones may fill: "
+    "send a request with that beginning first"
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -62,12 +67,11 @@ class TooManySessionsAtOnce(Exception):  # noqa: N818 - a state, not a mistake
 class SessionModel:
     """What must be equal for the KV of a session to be of use here."""
 
-    fingerprint: str
     weights: str
     tokenizer: str
     template: str
     layout: KVLayout
-    secret: str = ""
+    prefixes: PublicPrefixes
 
 
 class RestoredSession(NamedTuple):
@@ -155,7 +159,8 @@ class Sessions:
     def _save(self, tenant: str, name: str, token_ids: list[int], encoding: str) -> StoredSession:
         began = time.perf_counter()
         codec = encoding_of(encoding, self._model.layout)
-        guest = self._ask(Guests.hold, token_ids, self._root(tenant))
+        namespace = self._model.prefixes.namespace(tenant, token_ids)
+        guest = self._ask(Guests.hold, token_ids, namespace.root, namespace.branch)
         if guest is None:
             raise NothingToSave
         with self._leaving(guest):
@@ -177,9 +182,13 @@ class Sessions:
             codec = encoding_of(header.encoding, self._model.layout)
             if header.stored_block_bytes != codec.stored_block_bytes:
                 raise DamagedSession("its blocks have another length than blocks like these have")
-            guest = self._ask(Guests.expect, reader.token_ids(), self._root(tenant))
+            token_ids = reader.token_ids()
+            namespace = self._model.prefixes.namespace(tenant, token_ids)
+            guest = self._ask(Guests.expect, token_ids, namespace.root, namespace.branch)
             with self._leaving(guest):
                 held = guest.registered_blocks
+                if header.encoding == "int8" and held < self._model.prefixes.shared_blocks(token_ids):
+                    raise SessionMismatch(_ROUNDED)
                 for portion in reader.portions():
                     skipped = max(0, held - portion.first_block)
                     missing = portion.stored[skipped * codec.stored_block_bytes :]
@@ -204,9 +213,6 @@ class Sessions:
             created_at=time.time(),
             package_version=version("warmroute"),
         )
-
-    def _root(self, tenant: str) -> BlockKey:
-        return namespace_root(self._model.fingerprint, tenant, self._model.secret)
 
     @contextlib.contextmanager
     def _leaving(self, guest: Sequence) -> Iterator[None]:

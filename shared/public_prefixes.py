@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from shared.blocks import BlockKey, block_keys, branch_root, namespace_root
 
@@ -54,8 +55,15 @@ class PublicPrefixes:
         """Where the keys of a tenant's prompt begin and where they turn private."""
         if not tenant:
             return Namespace(self._public_root)
-        keys = block_keys(self._public_root, tokens[: self._most_tokens], self._block_size)
-        shared = next((index for index, key in enumerate(keys) if key not in self._keys), len(keys))
+        shared = self._shared(tokens)
         if not shared:
             return Namespace(namespace_root(self._fingerprint, tenant, self._secret))
-        return Namespace(self._public_root, Branch(shared, branch_root(keys[shared - 1], tenant, self._secret)))
+        return Namespace(self._public_root, Branch(len(shared), branch_root(shared[-1], tenant, self._secret)))
+
+    def shared_blocks(self, tokens: Sequence[int]) -> int:
+        """How many of a prompt's first blocks are registered, whoever asks."""
+        return len(self._shared(tokens))
+
+    def _shared(self, tokens: Sequence[int]) -> list[BlockKey]:
+        keys = block_keys(self._public_root, tokens[: self._most_tokens], self._block_size)
+        return list(takewhile(self._keys.__contains__, keys))

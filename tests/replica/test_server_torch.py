@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,27 @@ async def test_a_directory_without_a_model_is_one_clear_line(tmp_path: Path) -> 
         async with serving(engine="torch", model=str(tmp_path)):
             pass
     assert "\n" not in str(raised.value)
+
+
+async def test_rounded_blocks_of_a_session_never_become_what_all_tenants_share(tmp_path: Path) -> None:
+    manual = {"role": "system", "content": "you answer for the harbour office of a small town " * 8}
+    registered = tmp_path / "public.jsonl"
+    registered.write_text(json.dumps({"messages": [manual]}))
+    body = HELLO | {"messages": [manual, {"role": "user", "content": "when does the ferry leave " * 4}]}
+    own = {"x-warmroute-tenant": "a"}
+    async with serving(
+        engine="torch", threads=1, blocks=256, public_prefixes=str(registered), sessions=str(tmp_path / "sessions")
+    ) as (_, client):
+
+        async def post(path: str, json: Any = None, headers: dict[str, str] = own) -> tuple[int, str]:
+            async with client.post(path, json=json, headers=headers) as response:
+                return response.status, await response.text()
+
+        await post(CHAT, body)
+        assert (await post("/sessions/s/save?kv=int8", body))[0] == 200
+        await post("/reset_prefix_cache")
+        status, refusal = await post("/sessions/s/restore")
+        assert status == 409
+        assert "all tenants share" in refusal
+        await post(CHAT, HELLO | {"messages": [manual, *HELLO["messages"]]}, headers={})
+        assert (await post("/sessions/s/restore"))[0] == 200

@@ -98,7 +98,7 @@ async def test_a_registered_beginning_is_computed_once_for_all_tenants_and_what_
             )
 
 
-async def test_without_registration_nothing_is_shared_however_alike(tmp_path: Path) -> None:
+async def test_without_registration_nothing_is_shared_however_alike() -> None:
     async with serving() as (_, client):
         for tenant in ("a", "b"):
             async with client.post(CHAT, json=question("x"), headers={"x-warmroute-tenant": tenant}) as response:
@@ -119,3 +119,28 @@ async def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) ->
     with pytest.raises(BackendError, match="No such file"):
         async with serving(public_prefixes=str(tmp_path / "none")):
             pass
+
+
+@pytest.mark.parametrize("tenant", ["a", ""])
+async def test_a_session_behind_a_registered_beginning_comes_back_for_its_tenant(tmp_path: Path, tenant: str) -> None:
+    registered = tmp_path / "public.jsonl"
+    registered.write_text(json.dumps({"messages": [{"role": "system", "content": MANUAL}]}))
+    body, whose = question("when does the ferry leave " * 5), {"x-warmroute-tenant": tenant}
+    async with serving(public_prefixes=str(registered), sessions=str(tmp_path / "sessions")) as (_, client):
+
+        async def cached(whose: dict[str, str]) -> int:
+            async with client.post(CHAT, json=body, headers=whose) as response:
+                return int(response.headers["x-warmroute-cached-tokens"])
+
+        async def post(path: str, json: Any = None) -> int:
+            async with client.post(path, json=json, headers=whose) as response:
+                return response.status
+
+        await cached(whose)
+        warm = await cached(whose)
+        assert await post("/sessions/s/save", body) == 200
+        assert await post("/reset_prefix_cache") == 200
+        assert await post("/sessions/s/restore") == 200
+        assert await cached(whose) == warm
+        public = await cached({"x-warmroute-tenant": "stranger"})
+        assert 100 < public < warm - 16
