@@ -137,7 +137,6 @@ class _Comparison:
             records,
             lambda messages: encoder.encode(ChatPrompt(messages)).token_ids,
             lambda text: encoder.tokenizer.encode(text, add_special_tokens=False).ids,
-            cluster.block_size,
         )
         return measure_run(
             records,

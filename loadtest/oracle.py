@@ -1,8 +1,8 @@
 """The ideal hit rate: what one endless cache, shared by every request of a run, would have given.
 
-It counts full blocks, as replicas do, over the prompts that were really sent, answers included, in the order they
-were sent. A prompt is held from the moment it is sent and an answer from when it ended, except for its last token,
-which no engine has computed. No placement over any number of replicas can do better.
+It counts tokens, since engines that reuse parts of blocks do, over the prompts that were really sent, answers included,
+in the order they were sent. A prompt is held from the moment it is sent and an answer from when it ended, except for its
+last token, which no engine has computed. No placement over any number of replicas can do better.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from loadtest.records import RequestRecord
 from loadtest.workloads import Message, Session
-from shared.blocks import BlockKey, block_keys, namespace_root
 
 __all__ = ["EncodeAnswer", "EncodePrompt", "IdealHit", "ideal_hits"]
 
@@ -21,8 +20,6 @@ EncodePrompt = Callable[[list[Message]], Sequence[int]]
 """Messages -> the token ids that the engine sees, up to where the answer begins."""
 EncodeAnswer = Callable[[str], Sequence[int]]
 """An answer's text -> its token ids."""
-
-_ROOT = namespace_root("ideal")
 
 
 class IdealHit(NamedTuple):
@@ -35,12 +32,11 @@ def ideal_hits(
     records: Sequence[RequestRecord],
     encode_prompt: EncodePrompt,
     encode_answer: EncodeAnswer,
-    block_size: int,
 ) -> list[IdealHit | None]:
     """One for each of `records` (in the order sent); None for a turn that was never asked."""
     by_id = {session.id: session for session in sessions}
     answers: defaultdict[int, list[str]] = defaultdict(list)
-    held: set[BlockKey] = set()
+    cache = _EndlessCache()
     hits: list[IdealHit | None] = []
     for record in records:
         said = answers[record.session]
@@ -48,13 +44,33 @@ def ideal_hits(
             hits.append(None)
             continue
         prompt = list(encode_prompt(by_id[record.session].messages(said)))
-        keys = block_keys(_ROOT, prompt, block_size)
-        usable = keys[: (len(prompt) - 1) // block_size]  # the last token of a prompt is always computed
-        found = next((n for n, key in enumerate(usable) if key not in held), len(usable))
-        hits.append(IdealHit(len(prompt), found * block_size))
-        held.update(keys)
+        # The last token of a prompt is always computed.
+        hits.append(IdealHit(len(prompt), min(cache.held(prompt), len(prompt) - 1)))
+        cache.add(prompt)
         if record.error is None:
             said.append(record.answer)
             answer = list(encode_answer(record.answer))[: max(0, record.completion_tokens - 1)]
-            held.update(block_keys(_ROOT, prompt + answer, block_size))
+            cache.add(prompt + answer)
     return hits
+
+
+class _EndlessCache:
+    """All beginnings of all that was computed: a tree with a node per token."""
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[int, int], int] = {}
+
+    def held(self, tokens: Sequence[int]) -> int:
+        """How many of the leading `tokens` were computed before."""
+        node = 0
+        for depth, token in enumerate(tokens):
+            child = self._next.get((node, token))
+            if child is None:
+                return depth
+            node = child
+        return len(tokens)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        node = 0
+        for token in tokens:
+            node = self._next.setdefault((node, token), len(self._next) + 1)

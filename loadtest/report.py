@@ -68,7 +68,7 @@ _TTFT_NOTE = (
 )
 _HIT_NOTE = (
     "Share of prompt tokens that replicas did not have to compute. Dots are repeats. The ideal is one endless cache "
-    "shared by all replicas, fed with the very prompts and answers of these runs, in full blocks."
+    "shared by all replicas, fed with the very prompts and answers of these runs, token by token."
 )
 _LOAD_NOTE = "What each replica was given. Even bars are a balanced fleet; what is computed is what costs time."
 _TIME_NOTE = "All repeats laid over each other. A queue that never drains would climb to the right."

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers import wait_until
 
-SMALL = ["--engine", "sim", "--replicas", "2", "--rate", "25", "--requests", "50", "--repeats", "1", "--blocks", "120"]
+SMALL = ["--engine", "sim", "--replicas", "4", "--rate", "25", "--requests", "50", "--repeats", "1", "--blocks", "120"]
 SMALL += ["--opening-words", "100", "--open-sessions", "6", "--turns", "5", "--max-tokens", "8"]
 SMALL += ["--token-budget", "32", "--log-level", "error"]
 

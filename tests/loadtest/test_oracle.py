@@ -1,4 +1,4 @@
-"""The ideal equals what brute force finds: the longest run of leading blocks that any earlier text began with."""
+"""The ideal equals what brute force finds: the longest beginning shared with any earlier text."""
 
 from __future__ import annotations
 
@@ -42,11 +42,8 @@ def conversation(session: int, *texts: str, opening: str = "") -> Session:
     sessions=st.lists(st.tuples(TEXT, st.lists(TEXT, min_size=1, max_size=3)), min_size=1, max_size=4),
     answers=st.lists(TEXT, min_size=12, max_size=12),
     order=st.randoms(use_true_random=False),
-    block_size=st.integers(1, 5),
 )
-def test_ideal_equals_brute_force(
-    sessions: list[tuple[str, list[str]]], answers: list[str], order: object, block_size: int
-) -> None:
+def test_ideal_equals_brute_force(sessions: list[tuple[str, list[str]]], answers: list[str], order: object) -> None:
     made = [conversation(n, *texts, opening=opening) for n, (opening, texts) in enumerate(sessions)]
     slots = [session.id for session in made for _ in session.turns]
     order.shuffle(slots)  # type: ignore[attr-defined]
@@ -56,20 +53,20 @@ def test_ideal_equals_brute_force(
         prompt = encode_prompt(made[number].messages(said[number]))
         depth = 0
         for text in texts:
-            blocks = min(len(text), len(prompt) - 1) // block_size
-            while blocks and text[: blocks * block_size] != prompt[: blocks * block_size]:
-                blocks -= 1
-            depth = max(depth, blocks)
-        expected.append((len(prompt), depth * block_size))
+            shared = min(len(text), len(prompt) - 1)
+            while text[:shared] != prompt[:shared]:
+                shared -= 1
+            depth = max(depth, shared)
+        expected.append((len(prompt), depth))
         records.append(record(number, len(said[number]), answers[n]))
         texts.append(prompt + encode_answer(answers[n]))
         said[number].append(answers[n])
-    assert ideal_hits(made, records, encode_prompt, encode_answer, block_size) == expected
+    assert ideal_hits(made, records, encode_prompt, encode_answer) == expected
 
 
 def test_a_whole_prompt_seen_before_still_computes_its_last_token() -> None:
     again = [conversation(0, "aaaa"), conversation(1, "aaaa")]
-    first, second = ideal_hits(again, [record(0, 0), record(1, 0)], encode_prompt, encode_answer, block_size=1)
+    first, second = ideal_hits(again, [record(0, 0), record(1, 0)], encode_prompt, encode_answer)
     assert first is not None
     assert second is not None
     assert second.cached_tokens == second.prompt_tokens - 1
@@ -78,5 +75,5 @@ def test_a_whole_prompt_seen_before_still_computes_its_last_token() -> None:
 def test_turns_that_were_never_asked_have_no_ideal() -> None:
     one = [conversation(0, "aa", "bb", "ab")]
     records = [record(0, 0, "b"), record(0, 1, error="refused"), unsent(0, 2, 0.0, "An earlier turn failed.")]
-    hits = ideal_hits(one, records, encode_prompt, encode_answer, block_size=1)
+    hits = ideal_hits(one, records, encode_prompt, encode_answer)
     assert [hit is None for hit in hits] == [False, False, True]
