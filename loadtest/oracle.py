@@ -1,8 +1,8 @@
 """The ideal hit rate: what one endless cache, shared by every request of a run, would have given.
 
 It counts tokens, since engines that reuse parts of blocks do, over the prompts that were really sent, answers included,
-in the order they were sent. A prompt is held from the moment it is sent and an answer from when it ended, except for its
-last token, which no engine has computed. No placement over any number of replicas can do better.
+in the order they were sent. A prompt is held from the moment it is sent and an answer from when it ended, except for
+its last token, which no engine has computed. No placement over any number of replicas can do better.
 """
 
 from __future__ import annotations
