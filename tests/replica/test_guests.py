@@ -52,6 +52,7 @@ class Pool:
         self.scheduler.add(sequence)
         while sequence.finish_reason is None:
             self.step()
+            assert not self.stalled
         assert sequence.tokens[len(prompt) :] == answer_to(prompt, max_tokens)
         return sequence
 
