@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from shared.settings import (
+    BenchSettings,
     CompareSettings,
     DoctorSettings,
     ReplicaSettings,
@@ -67,6 +68,15 @@ def _compare(argv: Arguments) -> int:
     return run(settings)
 
 
+def _bench(argv: Arguments) -> int:
+    settings = parse(BenchSettings, argv, os.environ, "warmroute bench")
+    if settings.name == "tiers":
+        _require_engine(settings.engine)
+    from loadtest.benches.run import run
+
+    return run(settings)
+
+
 def _route(argv: Arguments) -> int:
     settings = parse(RouteSettings, argv, os.environ, "warmroute route")
     from router.console import show_route
@@ -100,6 +110,7 @@ _COMMANDS = {
     "router": _Command(_router, "send each request where the least work is left to do"),
     "replica": _Command(_replica, "serve one engine and its prefix cache"),
     "compare": _Command(_compare, "run one workload against several policies, and report"),
+    "bench": _Command(_bench, "measure this machine: caches, tiers, books"),
     "route": _Command(_route, "ask a running router where it would send a prompt, and why"),
     "top": _Command(_top, "watch the replicas of a running router"),
     "doctor": _Command(_doctor, "say what is found on this machine, and what to do"),

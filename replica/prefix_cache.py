@@ -9,8 +9,8 @@ A registered block is shared by reference, never copied; on every hit its tokens
 a collision of keys is a miss and never someone else's KV. Sequences give blocks back tail first, which makes eviction
 leaf-only (see `block_pool`).
 
-Keys that an admitted sequence is about to compute are *claimed*: whoever needs the same block next can wait for it
-instead of computing it again.
+Keys that an admitted sequence is about to compute are *claimed*: whoever needs the same block next waits for it instead
+of computing it again.
 
 What goes beyond whole blocks on the device is optional. It moves blocks, so a step begins by carrying out `take_moves`:
 
@@ -33,6 +33,7 @@ from typing import NamedTuple
 from replica.block_moves import Copy, Move, Offload, Onload
 from replica.block_pool import BlockPool, IntegrityError
 from replica.cache_events import CacheEvents, TierChanges
+from replica.claims import Claims
 from replica.held_blocks import HeldBlocks
 from replica.host_tier import HostTier
 from replica.retention import Retention
@@ -113,7 +114,7 @@ class PrefixCache:
         self.held = HeldBlocks(self.num_blocks, self.block_size)
         self.host = HostTier(self.host_blocks, self._host_changes)
         self.retention = Retention(self._retained_blocks, self._clock)
-        self._claims: dict[BlockKey, Sequence] = {}
+        self._claims = Claims()
         self._moves: list[Move] = []
 
     @property
@@ -149,7 +150,7 @@ class PrefixCache:
         same = self._same_content(sequence, block_ids)
         del block_ids[same:]
         host_keys = self._on_host(sequence, same, usable)
-        awaited_key = self._last_claimed(keys[same + len(host_keys) : usable])
+        awaited_key = self._claims.last_of(keys[same + len(host_keys) : usable])
         partial = None if host_keys or awaited_key is not None else self._partial(sequence, block_ids)
         return PrefixMatch(block_ids, awaited_key, host_keys, partial)
 
@@ -176,8 +177,7 @@ class PrefixCache:
             self._copy(sequence, match.partial)
         while len(sequence.block_ids) < hit + missing:
             sequence.block_ids.append(self._take())
-        for key in islice(sequence.keys, sequence.registered_blocks, None):
-            self._claims.setdefault(key, sequence)
+        self._claims.claim(sequence)
         return True
 
     def grow(self, sequence: Sequence) -> bool:
@@ -208,15 +208,15 @@ class PrefixCache:
                 sequence.block_ids[index], keys[index], parent, content[start : start + self._block_bytes]
             )
             if registered is None:
-                self._unclaim(sequence)
+                self._claims.give_up(sequence)
                 return
-            self._claims.pop(keys[index], None)
+            self._claims.settle(keys[index])
             sequence.block_ids[index] = registered
             sequence.registered_blocks = index + 1
 
     def free(self, sequence: Sequence) -> None:
         """Give every block back, tail first. The sequence can be admitted again, from its first token."""
-        self._unclaim(sequence)
+        self._claims.give_up(sequence)
         if sequence.keep_seconds > 0:
             prompt_blocks = min(sequence.registered_blocks, sequence.prompt_tokens // self.block_size)
             self.retention.keep(sequence.block_ids[:prompt_blocks], sequence.keep_seconds)
@@ -274,8 +274,7 @@ class PrefixCache:
         self.held.check_integrity(self.pool)
         self.host.check_integrity(self.held.find)
         self.retention.check_integrity(self.held.parents)
-        if not all(claimant.block_ids for claimant in self._claims.values()):
-            raise IntegrityError("a sequence without blocks claims to compute some")
+        self._claims.check_integrity()
 
     # -- what a prompt finds ---------------------------------------------------------------------------------------
 
@@ -318,15 +317,6 @@ class PrefixCache:
         wanted = sequence.tokens[start : min(start + self.block_size, len(sequence.tokens) - 1)]
         closest = self.held.siblings.closest(sequence.continued(len(block_ids), block_ids), _pack(wanted))
         return closest if closest is not None and closest.tokens >= self._least_part_tokens else None
-
-    def _last_claimed(self, keys: list[BlockKey]) -> BlockKey | None:
-        """The last of the leading keys that somebody computes: when that one is there, so are those before it."""
-        last = None
-        for key in keys:
-            if key not in self._claims:
-                break
-            last = key
-        return last
 
     # -- what becomes of blocks ------------------------------------------------------------------------------------
 
@@ -426,11 +416,6 @@ class PrefixCache:
     def _end_retention(self) -> None:
         for block in self.retention.take_ended():
             self.pool.requeue(block, keep=True)
-
-    def _unclaim(self, sequence: Sequence) -> None:
-        for key in islice(sequence.keys, sequence.registered_blocks, None):
-            if self._claims.get(key) is sequence:
-                del self._claims[key]
 
 
 def _pack(tokens: list[int]) -> bytes:

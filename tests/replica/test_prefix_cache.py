@@ -307,7 +307,9 @@ def _exchange_parents(cache: PrefixCache, sequence: Sequence) -> None:
 
 
 def _claim_for_a_freed_sequence(cache: PrefixCache, sequence: Sequence) -> None:
-    cache._claims[BlockKey(b"c" * 16)] = make_sequence([1])
+    claimant = make_sequence([1])
+    claimant.keys = [BlockKey(b"c" * 16)]
+    cache._claims.claim(claimant)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import warmroute
+from loadtest.benches.cache import PlainLru, ReplicaCache, play
+from loadtest.benches.chat_tokens import ChatShape, Turn, chat
+from loadtest.benches.spread import Spread
+
+
+def test_chat_finds_about_four_fifths_of_its_blocks_where_there_is_room() -> None:
+    turns = list(chat(ChatShape(conversations=100), seed=3))
+    for cache in (ReplicaCache(8_000, 16), PlainLru(8_000, 16)):
+        tally = play(cache, turns, block_size=16)
+        assert tally.block_hit_rate == pytest.approx(0.80, abs=0.02)
+        assert tally.reused_share == pytest.approx(0.79, abs=0.02)
+        assert tally.evicted_blocks == 0
+
+
+def test_a_prompt_that_was_not_asked_for_lately_loses_its_end_here_and_everything_in_a_plain_lru() -> None:
+    prompt, other = Turn(list(range(56)), [1]), Turn(list(range(1_000, 1_031)), [1])
+    for cache, found in ((ReplicaCache(8, 8), 4), (PlainLru(8, 8), 0)):
+        cache.serve(prompt)
+        cache.serve(other)
+        assert cache.serve(prompt) == (found, found * 8)
+
+
+def test_conversations_grow_by_what_was_said_and_all_open_alike() -> None:
+    turns = list(chat(ChatShape(conversations=1, turns=3), seed=0))
+    assert len(turns) == 3
+    for before, after in pairwise(turns):
+        said = before.prompt + before.answer
+        assert after.prompt[: len(said)] == said
+    assert turns[0].prompt[:300] == next(iter(chat(ChatShape(turns=1), seed=0))).prompt[:300]
+
+
+def test_a_spread_keeps_the_least_and_the_most() -> None:
+    assert Spread.of([3.0, 1.0, 8.0]).shown(lambda value: f"{value:.0f}") == "3 (1-8)"
+
+
+def test_the_tiers_of_a_simulated_engine_cross_where_its_cost_model_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--engine", "sim", "--repeats", "2", "--out", str(tmp_path)]
+    assert warmroute.main(["bench", "tiers", *flags]) == 0
+    results = json.loads((tmp_path / "tiers" / "results.json").read_text())
+    assert results["crossover_tokens"] == 33
+    assert results["onload_seconds_per_token"] == pytest.approx(5e-6)
+    for tokens, ways in results["seconds"].items():
+        cold, host, device = (ways[way][0] for way in ("cold", "host", "device"))
+        assert device < host < cold
+        assert host - device == pytest.approx((int(tokens) - 1) * 5e-6)
+    assert (tmp_path / "tiers" / "tiers.svg").read_text().startswith("<?xml")
+    assert "From 33 prompt tokens on" in capsys.readouterr().out
+
+
+def test_an_unknown_bench_is_refused_with_the_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert warmroute.main(["bench", "tires"]) == 2
+    assert "did you mean tiers" in capsys.readouterr().err
