@@ -117,7 +117,7 @@ class Router:
             self.health,
             self.admission,
             self.metrics,
-            Limits(settings.max_body_bytes, settings.max_retries, settings.admin_key),
+            Limits(settings.max_body_bytes, settings.max_retries, settings.admin_key, settings.expect_cached),
         )
         control = Control(
             self.fleet,

@@ -9,7 +9,7 @@ fleet simulator runs these same lines.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -154,15 +154,17 @@ class Placement:
         excluded: Collection[str] = (),
         view: View = EXACT,
         policy: Policy | None = None,
+        corrections: Mapping[str, int] | None = None,
     ) -> Decision:
         """Choose among the replicas that accept work and are not excluded; by `policy` if not by the usual one.
 
+        `corrections` are the tokens of this prompt that replicas hold at most, as they said themselves.
         Raises NoReplicaError when none is left.
         """
         open_to_it = [replica for replica in replicas if replica.accepting and replica.id not in excluded]
         if not open_to_it:
             raise NoReplicaError
-        candidates = self._price(request, open_to_it, now, view)
+        candidates = self._price(request, open_to_it, now, view, corrections or {})
         policy = policy or self._policy
         if policy.reads_view and not view.usable:
             policy = self._fallback
@@ -200,6 +202,11 @@ class Placement:
         if not attempt.replica.publishes:
             self._sent.record(chosen.replica_id, request.keys, now)
 
+    def colder(self, attempt: Attempt, cached_tokens: int) -> None:
+        """The replica took nothing on, since it holds so much less than it was expected to: believe it less."""
+        chosen = attempt.decision.chosen
+        self.trust.observe(chosen.replica_id, chosen.held_tokens, cached_tokens, attempt.request.block_size)
+
     def finish(self, attempt: Attempt, now: float) -> None:
         """The attempt is over, served or not: everything counted for it is released, its promises are dropped."""
         self.ledger.release(attempt.dispatch, now)
@@ -210,7 +217,14 @@ class Placement:
         self.trust.retain(replica_ids)
         self._sent.retain(replica_ids)
 
-    def _price(self, request: Request, replicas: Sequence[Replica], now: float, view: View) -> list[Candidate]:
+    def _price(
+        self,
+        request: Request,
+        replicas: Sequence[Replica],
+        now: float,
+        view: View,
+        corrections: Mapping[str, int],
+    ) -> list[Candidate]:
         ledger, keys, block_size = self.ledger, request.keys, request.block_size
         held = self._index.held_prefixes(keys) if view.usable and keys else {}
         standings = [ledger.standing(replica.id, now) for replica in replicas]
@@ -222,7 +236,8 @@ class Placement:
             replica_id = replica.id
             held_blocks = held.get(replica_id, 0) if replica.publishes else self._sent.depth(replica_id, keys, now)
             matched_blocks = ledger.promised_depth(replica_id, keys, held_blocks)
-            matched_tokens = min(matched_blocks * block_size, most_cached)
+            most_held = corrections.get(replica_id, most_cached)
+            matched_tokens = min(matched_blocks * block_size, most_held, most_cached)
             trust = self.trust.factor(replica_id)
             uncached_tokens = request.prompt_tokens - int(matched_tokens * trust)
             cost = self.cost_model.coefficients(replica.replica_class, replica.cost)
@@ -239,7 +254,7 @@ class Placement:
                 Candidate(
                     replica_id=replica_id,
                     held_blocks=held_blocks,
-                    held_tokens=min(held_blocks * block_size, most_cached),
+                    held_tokens=min(held_blocks * block_size, most_held, most_cached),
                     matched_tokens=matched_tokens,
                     trust=trust,
                     wait_seconds=standing.wait_seconds,

@@ -13,7 +13,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import web
@@ -40,6 +40,7 @@ __all__ = ["Limits", "Proxy"]
 _logger = logging.getLogger(__name__)
 
 _COUNT = re.compile(r"[0-9]{1,12}")
+_EXPECT_CACHED = "x-warmroute-expect-cached-tokens"
 _ELSEWHERE = (502, 503)
 """What a dying or full replica answers: another one may do better. Client errors are the client's."""
 
@@ -49,6 +50,8 @@ class Limits:
     max_body_bytes: int
     max_retries: int
     admin_key: str = ""
+    expect_cached: bool = False
+    """Tell replicas what they are believed to hold of a prompt, so that one that holds much less says so at once."""
 
 
 class Proxy:
@@ -153,7 +156,13 @@ class Proxy:
                 replicas = self._candidates.of(exchange.model, now)
                 view = self._candidates.view()
                 decision = self._placement.decide(
-                    asked, replicas, now, excluded=failed, view=view, policy=errand.policy
+                    asked,
+                    replicas,
+                    now,
+                    excluded=failed,
+                    view=view,
+                    policy=errand.policy,
+                    corrections=errand.corrections,
                 )
             except NoReplicaError:
                 raise last_failure or self._candidates.nobody(exchange.model) from None
@@ -165,6 +174,8 @@ class Proxy:
                 self._metrics.dispatched(replica.id, decision.policy, decision.reason)
                 may_retry = len(failed) < self._limits.max_retries and len(decision.candidates) > 1
                 return await self._attempt(errand, attempt, replica.url, may_retry)
+            except _ColderThanBelieved as colder:
+                errand.corrections[replica.id] = colder.cached_tokens
             except _TryElsewhere as elsewhere:
                 failed.append(replica.id)
                 last_failure = elsewhere.error
@@ -173,14 +184,17 @@ class Proxy:
                 self._placement.finish(attempt, self._clock())
 
     async def _attempt(self, errand: _Errand, attempt: Attempt, base_url: str, may_retry: bool) -> web.StreamResponse:
-        """Raises _TryElsewhere where another replica may be asked, ApiError where not and nothing has been answered."""
+        """Raises _TryElsewhere where another replica may be asked, _ColderThanBelieved where this one took nothing on
+        for want of the cache it was chosen for, and ApiError where nothing has been answered and nobody may be asked.
+        """
         request, exchange = errand.request, errand.exchange
         replica_id = attempt.decision.chosen.replica_id
         url = base_url + request.rel_url.raw_path_qs
+        headers = self._headers(errand, attempt)
         upstream: UpstreamResponse | None = None
         self._health.begin(replica_id)
         try:
-            upstream = await self._upstream.open(request.method, url, errand.headers, errand.body)
+            upstream = await self._upstream.open(request.method, url, headers, errand.body)
             self._open.add(upstream)
             # 429 and 503 are pressure, other client errors the client's: the replica is well.
             well = upstream.status < 500 or upstream.status == 503
@@ -188,6 +202,9 @@ class Proxy:
                 self._health.answering(replica_id)
             else:
                 self._note_failure(replica_id, f"status_{upstream.status}", "it answered with an error")
+            if upstream.status == 412 and _EXPECT_CACHED in headers and (held := _cached_tokens(upstream)) is not None:
+                self._placement.colder(attempt, held)
+                raise _ColderThanBelieved(held)
             if may_retry and upstream.status in _ELSEWHERE:
                 raise _TryElsewhere(_replica_failed(f"it answered {upstream.status}"))
             first = await upstream.read()
@@ -215,13 +232,21 @@ class Proxy:
                 self._open.discard(upstream)
                 upstream.close()
 
+    def _headers(self, errand: _Errand, attempt: Attempt) -> CIMultiDict[str]:
+        """With what is expected of the replica's cache; not again after a refusal: one is enough."""
+        predicted = attempt.decision.predicted_tokens
+        if not (self._limits.expect_cached and predicted) or errand.corrections:
+            return errand.headers
+        headers = errand.headers.copy()
+        headers[_EXPECT_CACHED] = str(predicted)
+        return headers
+
     def _first_byte(self, exchange: Exchange, attempt: Attempt, upstream: UpstreamResponse) -> None:
         now = self._clock()
         exchange.status = upstream.status
         exchange.first_byte_seconds = now - exchange.started_seconds
         if upstream.status < 300:
-            cached = upstream.headers.get("x-warmroute-cached-tokens", "")
-            exchange.cached_tokens = int(cached) if _COUNT.fullmatch(cached) else None
+            exchange.cached_tokens = _cached_tokens(upstream)
             self._placement.first_token(attempt, now, exchange.cached_tokens)
 
     def _note_failure(self, replica_id: str, failure: str, reason: str) -> None:
@@ -244,6 +269,16 @@ class _Errand:
     body: bytes
     asked: Request
     policy: Policy | None
+    corrections: dict[str, int] = field(default_factory=dict)
+    """What replicas said they hold of the prompt, where that was much less than believed."""
+
+
+class _ColderThanBelieved(Exception):  # noqa: N818 - a turn of the road, not an error
+    """The replica computed nothing: it holds only `cached_tokens` of the prompt. As if it had not been asked."""
+
+    def __init__(self, cached_tokens: int) -> None:
+        super().__init__(cached_tokens)
+        self.cached_tokens = cached_tokens
 
 
 class _TryElsewhere(Exception):  # noqa: N818 - a turn of the road, not an error
@@ -267,6 +302,12 @@ def _model_named_in(text: bytes) -> str:
         return _decode_model(text).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
+
+
+def _cached_tokens(upstream: UpstreamResponse) -> int | None:
+    """As the engine counted them; None where it does not say."""
+    cached = upstream.headers.get("x-warmroute-cached-tokens", "")
+    return int(cached) if _COUNT.fullmatch(cached) else None
 
 
 def _replica_failed(how: str, status: int = 502) -> ApiError:
