@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from shared.settings_sources import SettingsError, parse, setting
 
 __all__ = [
+    "BENCH_NAMES",
+    "BenchSettings",
     "CompareSettings",
     "DoctorSettings",
     "POLICY_NAMES",
@@ -36,6 +38,7 @@ POLICY_NAMES = (
     "longest-prefix",
     "session",
 )
+BENCH_NAMES = ("cache", "pool", "tiers")
 _ENGINES = ("torch", "sim")
 _LEVELS = ("debug", "info", "warning", "error")
 _MIB = 2**20
@@ -93,6 +96,14 @@ def _blocks(default: int | None = None) -> Any:
 
 def _threads() -> Any:
     return setting(None, "CPU threads of a replica; default: all cores, shared among the replicas", low=1, high=1024)
+
+
+def _device() -> Any:
+    return setting("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+
+
+def _dtype() -> Any:
+    return setting("auto", "number format of weights and KV", choices=("auto", "float32", "bfloat16", "float16"))
 
 
 def _token_budget() -> Any:
@@ -154,8 +165,8 @@ class ReplicaSettings:
     max_running: int = setting(64, "requests computed at once", low=1, high=2**16)
     max_waiting: int = setting(1024, "requests that may wait; more are refused with 429", low=0, high=2**20)
     max_model_len: int | None = setting(None, "context in tokens; default: the model's", low=2, high=2**31)
-    device: str = setting("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
-    dtype: str = setting("auto", "number format of weights and KV", choices=("auto", "float32", "bfloat16", "float16"))
+    device: str = _device()
+    dtype: str = _dtype()
     threads: int | None = _threads()
     public_prefixes: str | None = setting(
         None, "file of prompt beginnings that all tenants share, one JSON body a line", metavar="FILE"
@@ -240,6 +251,22 @@ class CompareSettings:
             raise SettingsError("--policies names no policy")
         if self.trace is not None:
             raise SettingsError("--trace is not supported yet; choose a --workload")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """Measure this machine: one bench by its name, or all that are quick."""
+
+    name: str | None = setting(None, "what to measure", choices=BENCH_NAMES, positional=True)
+    repeats: int = setting(5, "measurements of each thing, whose spread is shown", low=1, high=1000)
+    seed: int = setting(0, "of what is random in a workload", low=0, high=2**62)
+    out: str = setting("reports/bench", "folder for figures and results.json", metavar="DIR")
+    engine: str = _engine()
+    model: str = _model()
+    device: str = _device()
+    dtype: str = _dtype()
+    threads: int | None = _threads()
+    block_size: int = _block_size()
 
 
 @dataclass(frozen=True, kw_only=True)
