@@ -1,7 +1,7 @@
 """What a block's KV bytes look like, and how they are written down outside the pool.
 
 raw     [ layers, keys and values, kv heads, block size, head dim ]       as the runner reads and writes it
-int8    the same with one byte a number, behind one scale per layer, keys or values, and head (see `kv_int8`)
+int8    the same with one byte a number, behind one scale for each key and value (see `kv_int8`)
 """
 
 from __future__ import annotations

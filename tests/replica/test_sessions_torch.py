@@ -97,10 +97,8 @@ def test_raw_kv_comes_back_to_the_bit_and_answers_are_equal(family: str, dtype: 
 
 
 @pytest.mark.parametrize("family", tiny_zoo.FAMILIES)
-@pytest.mark.parametrize(
-    ("dtype", "most"), [(torch.float32, 0.05), (torch.bfloat16, 0.15), (torch.float16, 0.05)], ids=str
-)
-def test_int8_kv_changes_logits_by_little(family: str, dtype: Any, most: float) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_int8_kv_changes_logits_by_little(family: str, dtype: Any) -> None:
     first, second = Engine(family, dtype), Engine(family, dtype)
     prompt = tiny_zoo.make_prompt(41)
     first.run(tiny_zoo.make_sequence(prompt, 12))
@@ -110,12 +108,12 @@ def test_int8_kv_changes_logits_by_little(family: str, dtype: Any, most: float) 
     assert len(stored) == 10 * int8.stored_block_bytes
     second.restore(tokens, int8.decode(stored))
     exact, rounded = first.next_logits(prompt), second.next_logits(prompt)
-    difference = float((rounded - exact).abs().max() / exact.std())
-    assert 0 < difference < most
+    difference = float((rounded - exact).square().mean().sqrt() / exact.std())
+    assert 0 < difference < 0.05  # seen: 0.01 to 0.03
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
-def test_no_number_is_off_by_more_than_half_a_step_of_its_head(name: str) -> None:
+def test_no_number_is_off_by_more_than_half_a_step_of_its_vector(name: str) -> None:
     dtype = getattr(torch, name)
     layout = KVLayout(
         dtype=name,
@@ -128,14 +126,14 @@ def test_no_number_is_off_by_more_than_half_a_step_of_its_head(name: str) -> Non
     )
     generator = torch.Generator().manual_seed(1)
     kv = torch.randn(5, 3, 2, 2, 4, 8, generator=generator)
-    kv *= torch.logspace(-6, 3, 5 * 12).view(5, 3, 2, 2, 1, 1)  # heads of very different sizes
+    kv *= torch.logspace(-6, 3, 5 * 12).view(5, 3, 2, 2, 1, 1)  # of very different sizes
     kv[0, 0] = 0
     kv = kv.to(dtype)
     int8 = encoding_of("int8", layout)
-    assert int8.stored_block_bytes == 3 * 2 * 2 * (4 + 8 * 4)
+    assert int8.stored_block_bytes == 3 * 2 * 2 * 4 * (4 + 8)
     raw = kv.view(torch.uint8).numpy().data.cast("B")
     back = torch.frombuffer(int8.decode(int8.encode(raw)), dtype=dtype).view(kv.shape)
-    steps = kv.float().abs().amax((-2, -1), keepdim=True) / 127
+    steps = kv.float().abs().amax(-1, keepdim=True) / 127
     rounding = kv.float().abs() * torch.finfo(dtype).eps + torch.finfo(dtype).tiny  # of the number format itself
     assert bool(((back.float() - kv.float()).abs() <= 0.5 * steps * 1.001 + rounding).all())
     assert not bool(back[0, 0].any())
