@@ -274,12 +274,11 @@ class Engine:
             self._on_transfer(transferred)
 
     def _move_blocks_now(self) -> None:
-        """For a guest, outside a step."""
+        """For a guest, outside a step. It may find itself gone afterwards."""
         try:
             self._move_blocks()
         except _BlocksLostError as error:
             self._start_over(error)
-            raise
 
     def _fail_step(self, sequences: Iterable[Sequence], error: Exception) -> None:
         self._failed_steps += 1

@@ -47,7 +47,7 @@ class Guests:
         self._numbers = itertools.count()
 
     def hold(self, token_ids: Items[int], root: BlockKey, branch: Branch | None = None) -> Sequence | None:
-        """The longest computed beginning of a prompt; None if the cache holds nothing of it."""
+        """The longest computed beginning of a prompt; None if the cache holds nothing of it. Raises GuestLost."""
         cache = self._scheduler.cache
         guest = self._guest(token_ids, root, branch)
         match = self._match(guest)
@@ -63,7 +63,7 @@ class Guests:
         return None
 
     def expect(self, token_ids: Items[int], root: BlockKey, branch: Branch | None = None) -> Sequence:
-        """Room for a prompt's KV; its first `registered_blocks` are held already. Raises NotEnoughRoom."""
+        """Room for a prompt's KV; its first `registered_blocks` are held already. Raises NotEnoughRoom, GuestLost."""
         cache = self._scheduler.cache
         guest = self._guest(token_ids, root, branch)
         match = PrefixMatch(self._match(guest).block_ids, None)
@@ -115,6 +115,7 @@ class Guests:
     def _let_in(self, guest: Sequence) -> None:
         self._scheduler.guests.append(guest)
         self._move_blocks()
+        self._check(guest)
 
     def _check(self, guest: Sequence) -> None:
         if guest not in self._scheduler.guests:

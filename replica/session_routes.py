@@ -30,7 +30,7 @@ from replica.session_file import DamagedSession
 from replica.session_store import InvalidSessionName, SessionNotFound, StoredSession, StoreFull
 from replica.sessions import NothingToSave, SessionMismatch, Sessions, TooManySessionsAtOnce
 from shared.api import MESSAGES_PATH, ApiError, parse_routing, parse_tokenize
-from shared.api_errors import invalid_value, shutting_down
+from shared.api_errors import invalid_value, not_ready
 from shared.prompts import PromptInput
 
 __all__ = ["SessionRoutes"]
@@ -160,7 +160,7 @@ def _api_error(error: Exception) -> Exception:
         case GuestLost():
             return ApiError(503, "cache_started_over", message, retry_after_seconds=_RETRY_SECONDS)
         case EngineStopped():
-            return shutting_down()
+            return not_ready(f"{message}: use another replica, or retry later")
         case OSError():
             _logger.error("the sessions' folder cannot be used: %s", error.strerror)
             return ApiError(507, "sessions_unusable", f"the sessions' folder cannot be used: {error.strerror}")

@@ -226,7 +226,13 @@ class Sessions:
         """Between two of the engine's steps."""
         if self._closing.is_set():
             raise EngineStopped("the replica is shutting down")
-        return self._engine.visit(question, *arguments, **named).result(_ENGINE_SECONDS)
+        answer = self._engine.visit(question, *arguments, **named)
+        try:
+            return answer.result(_ENGINE_SECONDS)
+        except TimeoutError:
+            if answer.cancel():  # else it is being answered just now
+                raise EngineStopped("the engine does not answer") from None
+            return answer.result(_ENGINE_SECONDS)
 
 
 def _log(what: str, tokens: int, size: int, began: float) -> None:

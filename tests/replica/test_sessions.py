@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 import redis
 
+from replica import sessions
 from replica.backend import BackendError
 from replica.server import ReplicaServer
 from tests.helpers import eventually
@@ -354,6 +355,48 @@ async def test_a_client_that_leaves_does_not_leave_half_a_session(tmp_path: Path
             assert session["refused"] is None
             await call(client, "POST", f"/sessions/{session['name']}/restore")
     assert not any(name.endswith(".part") for name in files_in(tmp_path))
+
+
+async def test_an_engine_that_is_too_slow_to_answer_keeps_no_blocks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(sessions=str(tmp_path), sim_base_seconds=0.3) as (server, client):
+        await saved(client)
+        monkeypatch.setattr(sessions, "_ENGINE_SECONDS", 0.01)
+        async with client.post(CHAT, json=HELLO | {"stream": True, "max_tokens": 4}) as stream:
+            await stream.content.readany()
+            assert "retry" in await refused(client, "POST", "/sessions/one/save", 503, "not_ready", json=STORY)
+            assert "retry" in await refused(client, "POST", "/sessions/one/restore", 503, "not_ready")
+            await stream.read()
+        load = _engine(server).load
+        await eventually(lambda: load().free_blocks + load().evictable_blocks == 512)
+
+
+async def test_what_is_running_when_the_replica_stops_is_broken_off(tmp_path: Path) -> None:
+    async with serving(sessions=str(tmp_path), sim_base_seconds=0.3) as (server, client):
+        await saved(client)
+        async with client.post(CHAT, json=HELLO | {"stream": True, "max_tokens": 40}) as stream:
+            await stream.content.readany()
+            save = asyncio.ensure_future(client.post("/sessions/two/save", json=STORY))
+            await asyncio.wait([save], timeout=0.05)
+            await server.stop(grace_seconds=0)
+            with contextlib.suppress(aiohttp.ClientError):
+                assert (await save).status in (200, 503)
+    assert set(files_in(tmp_path)) <= {"one.kv", "two.kv"}
+
+
+async def test_a_beginning_that_all_tenants_share_is_restored_for_all_and_the_rest_for_one(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "you are a guide to the river " * 20}
+    public = tmp_path / "public.jsonl"
+    public.write_text(json.dumps({"messages": [system]}))
+    flags: dict[str, Any] = {"sessions": str(tmp_path / "sessions"), "public_prefixes": str(public)}
+    body = STORY | {"messages": [system, *STORY["messages"]]}
+    async with serving(**flags) as (_, client):
+        await saved(client, body=body, tenant="mine")
+    async with serving(**flags) as (_, client):
+        await call(client, "POST", "/sessions/one/restore", headers={"x-warmroute-tenant": "mine"})
+        theirs, mine = [(await ask(client, body, tenant))[1] for tenant in ("theirs", "mine")]
+        assert 0 < theirs < mine
 
 
 def _engine(server: ReplicaServer) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from replica.guests import Guests
 from replica.kv_layout import KVLayout, UnsupportedEncoding, encoding_of
 from replica.runner import Chunk
 from replica.sequence import Sequence
-from tests.replica.sim_server import CHAT
-from tests.replica.test_sessions import STORY, cached, call, process
+from tests.replica.sim_server import CHAT, HELLO, serving
+from tests.replica.test_sessions import STORY, cached, call, process, refused
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'warmroute[engine]'")
 
@@ -45,6 +46,24 @@ async def test_a_real_models_session_survives_kill_9(tmp_path: Path, kv: str) ->
         assert cached_tokens == cached(prompt_tokens)
         if kv == "raw":
             assert again == text
+
+
+async def test_rounded_blocks_never_stand_for_what_all_tenants_share(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "you are a guide to the river " * 8}
+    public = tmp_path / "public.jsonl"
+    public.write_text(json.dumps({"messages": [system]}))
+    body = HELLO | {"messages": [system, {"role": "user", "content": "to the sea " * 8}]}
+    mine, theirs = {"x-warmroute-tenant": "mine"}, {"x-warmroute-tenant": "theirs"}
+    flags: dict[str, Any] = {"engine": "torch", "threads": 1, "blocks": 64, "public_prefixes": str(public)}
+    async with serving(**flags, sessions=str(tmp_path / "sessions")) as (_, client):
+        await call(client, "POST", CHAT, json=body, headers=mine)
+        await call(client, "POST", "/sessions/one/save?kv=int8", json=body, headers=mine)
+        await call(client, "POST", "/reset_prefix_cache")
+        message = await refused(client, "POST", "/sessions/one/restore", 409, "session_mismatch", headers=mine)
+        assert "all tenants share" in message
+        assert (await call(client, "GET", "/cache"))["held_blocks"] == 0
+        await call(client, "POST", CHAT, json=body, headers=theirs)
+        assert (await call(client, "POST", "/sessions/one/restore", headers=mine))["written_blocks"]
 
 
 class Engine(tiny_zoo.SmallEngine):
