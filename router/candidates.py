@@ -47,7 +47,7 @@ class Candidates:
         return await self._reader.exact(routing, namespace.encoder, root, namespace.block_size)
 
     async def tokenize(self, wanted: TokenizeRequest) -> EncodedPrompt | None:
-        """None where this router does not have the model's tokenizer."""
+        """None where this router does not have the model's tokenizer. Raises ApiError 400 as `read` does."""
         models = self._fleet.models
         namespace = self._namespace(wanted.model or (models[0] if len(models) == 1 else ""))
         if namespace is None or namespace.encoder is None:

@@ -37,24 +37,24 @@ class PromptReader:
         self._executor = executor
 
     async def exact(self, routing: RoutingFields, encoder: PromptEncoder, root: BlockKey, block_size: int) -> Request:
-        """Raises ApiError 400 where the prompt cannot be rendered or tokenized: the engine would refuse it too."""
-        try:
-            encoded = await self.encode(encoder, routing.prompt)
-        except PromptError as error:
-            raise ApiError(400, "invalid_prompt", error.message, param=error.param) from None
+        """Raises ApiError, as `encode` does."""
+        encoded = await self.encode(encoder, routing.prompt)
         keys = encoder.keys(encoded, root, block_size)
         affinity = b"" if keys else _digest(encoded.token_ids)
         return _request(routing, encoded.token_count, keys, block_size, affinity)
 
     async def encode(self, encoder: PromptEncoder, prompt: PromptInput) -> EncodedPrompt:
-        """Raises PromptError."""
-        prepared = encoder.prepare(prompt)
-        if prepared.unseen_characters > _LONG_TEXT_CHARACTERS:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._executor, encoder.tokenize_missing, prepared)
-        else:
-            encoder.tokenize_missing(prepared)
-        return encoder.finish(prepared)
+        """Raises ApiError 400 where the prompt cannot be rendered or tokenized: the engine would refuse it too."""
+        try:
+            prepared = encoder.prepare(prompt)
+            if prepared.unseen_characters > _LONG_TEXT_CHARACTERS:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._executor, encoder.tokenize_missing, prepared)
+            else:
+                encoder.tokenize_missing(prepared)
+            return encoder.finish(prepared)
+        except PromptError as error:
+            raise ApiError(400, "invalid_prompt", error.message, param=error.param) from None
 
     @staticmethod
     def approximate(routing: RoutingFields) -> Request:

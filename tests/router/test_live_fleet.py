@@ -231,3 +231,16 @@ async def test_a_router_without_redis_says_so_and_joins_when_it_comes() -> None:
         await fleet.replica("one")
         await eventually(lambda: len(router.fleet) == 1, what="one has joined")
         assert headers(await say(client, router.url, story("late")))[0] == "one"
+
+
+@pytest.mark.parametrize(("prompt", "says"), [([10**9], "not in the vocabulary"), ("", "empty"), ([], "empty")])
+async def test_tokenizing_a_prompt_that_no_engine_takes_is_refused_as_the_engine_would(
+    live: LiveFleet, prompt: object, says: str
+) -> None:
+    server = await live.replica("a")
+    b = await live.router()
+    for url in (b.router.url, server.url):
+        async with b.client.post(url + "/tokenize", json={"prompt": prompt}) as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (400, "invalid_prompt"), url
+            assert says in error["message"]
