@@ -6,7 +6,6 @@ way out. A stream's headers go out with its first token, so that they can tell h
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
@@ -19,6 +18,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from replica.answer import Part
+from replica.cache_routes import CacheRoutes
 from replica.choices import Choices
 from replica.metrics import ReplicaMetrics
 from replica.responses import Head, Response, response_of
@@ -52,13 +52,16 @@ _logger = logging.getLogger(__name__)
 class ReplicaApplication:
     """`service` is None while the model loads; everything but `/health`, `/version` and `/metrics` is 503 till then."""
 
-    def __init__(self, replica_id: str, version: str, metrics: ReplicaMetrics, max_body_bytes: int) -> None:
+    def __init__(
+        self, replica_id: str, version: str, metrics: ReplicaMetrics, max_body_bytes: int, admin_key: str = ""
+    ) -> None:
         self.service: Service | None = None
         self.sessions: Sessions | None = None
         self._replica_id = replica_id
         self._version = version
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
+        self._admin_key = admin_key
         self._started_at = int(time.time())
 
     def build(self) -> web.Application:
@@ -73,8 +76,7 @@ class ReplicaApplication:
                 web.get("/ready", self._ready),
                 web.get("/metrics", self._render_metrics),
                 web.get("/version", self._show_version),
-                web.get("/cache", self._describe_cache),
-                web.post("/reset_prefix_cache", self._reset_prefix_cache),
+                *CacheRoutes(self._loaded, self._admin_key).routes(),
                 *SessionRoutes(self._serving, self._saved_sessions).routes(),
             ]
         )
@@ -157,14 +159,6 @@ class ReplicaApplication:
 
     async def _show_version(self, request: web.Request) -> web.StreamResponse:
         return _json({"version": self._version})
-
-    async def _describe_cache(self, request: web.Request) -> web.StreamResponse:
-        description = await asyncio.wrap_future(self._loaded().engine.describe())
-        return _json(description)
-
-    async def _reset_prefix_cache(self, request: web.Request) -> web.StreamResponse:
-        result = await asyncio.wrap_future(self._loaded().engine.reset_prefix_cache())
-        return _json(result._asdict())
 
     # -- around every request ----------------------------------------------------------------------------------------
 

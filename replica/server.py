@@ -119,7 +119,9 @@ class ReplicaServer:
         listener = _bind(settings.host, settings.port)
         self.url = settings.url or _url_of(settings.host, listener)
         self.id = settings.id or self.url.partition("://")[2].replace(":", "-")
-        self._application = ReplicaApplication(self.id, version("warmroute"), self._metrics, settings.max_body_bytes)
+        self._application = ReplicaApplication(
+            self.id, version("warmroute"), self._metrics, settings.max_body_bytes, settings.admin_key
+        )
         self._runner = web.AppRunner(
             self._application.build(),
             handler_cancellation=True,

@@ -27,8 +27,8 @@ SIZE = 4
 class GatedRunner(PoolRunner):
     """Runs freely until `gate` is cleared; then each step waits for it. Raises what `failures` holds, once each."""
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks, SIZE)
+    def __init__(self, num_blocks: int, host_blocks: int) -> None:
+        super().__init__(num_blocks, SIZE, host_blocks=host_blocks)
         self.gate = threading.Event()
         self.gate.set()
         self.in_step = threading.Event()
@@ -50,6 +50,7 @@ class Listener:
         self.events: dict[str, list[TokenEvent]] = defaultdict(list)
         self.deliveries: list[list[TokenEvent]] = []
         self.published: set[BlockKey] = set()
+        self.on_host: set[BlockKey] = set()
 
     def deliver(self, events: list[TokenEvent]) -> None:
         self.deliveries.append(events)
@@ -58,6 +59,7 @@ class Listener:
 
     def follow(self, events: CacheEvents) -> None:
         self.published = (self.published - set(events.removed)) | set(events.stored)
+        self.on_host = (self.on_host - set(events.host_removed)) | set(events.host_stored)
 
     def ended(self, sequence: Sequence) -> bool:
         return any(event.finish_reason for event in self.events[sequence.request_id])
@@ -73,11 +75,17 @@ class Listener:
 
 class Rig:
     def __init__(
-        self, num_blocks: int = 64, token_budget: int = 32, max_running: int = 8, max_waiting: int = 1_000
+        self,
+        num_blocks: int = 64,
+        token_budget: int = 32,
+        max_running: int = 8,
+        max_waiting: int = 1_000,
+        host_blocks: int = 0,
     ) -> None:
-        self.runner = GatedRunner(num_blocks)
+        self.runner = GatedRunner(num_blocks, host_blocks)
         self.listener = Listener()
-        self.scheduler = Scheduler(PrefixCache(num_blocks, SIZE), token_budget, max_running, max_waiting)
+        cache = PrefixCache(num_blocks, SIZE, host_blocks=host_blocks)
+        self.scheduler = Scheduler(cache, token_budget, max_running, max_waiting)
         self.engine = Engine(
             self.runner, self.scheduler, deliver=self.listener.deliver, on_cache_events=self.listener.follow
         )
@@ -235,6 +243,39 @@ def test_a_step_that_ruins_the_cache_starts_it_over_and_tells_the_fleet() -> Non
         wait_until(lambda: not r.listener.published, what="the removal of all published keys")
         assert r.listener.answer(r.submit([5])) == answer_to([5], 4)
         r.wait_until_free()
+
+
+def test_what_moves_to_host_memory_and_back_is_published_and_answered_right() -> None:
+    with rig(num_blocks=8, host_blocks=32) as r:
+        prompts = [list(range(first, first + 20)) for first in (0, 100, 200)]
+        for prompt in prompts * 2:
+            sequence = r.submit(prompt)
+            assert r.listener.answer(sequence) == answer_to(prompt, 4)
+        assert r.listener.last(sequence).cached_tokens == 16
+        assert r.engine.state().counters.onloaded_tokens > 0
+        r.wait_until_free()
+        assert r.listener.on_host == {key for key, _ in r.scheduler.cache.host.items()} != set()
+
+
+def test_blocks_that_could_not_be_moved_end_what_runs_and_start_the_cache_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with rig(num_blocks=8, host_blocks=32) as r:
+        r.listener.last(r.submit(list(range(20))))
+
+        def fail(moves: object) -> float:
+            raise RuntimeError("the bus is gone")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(r.runner, "offload_blocks", fail)
+            end = r.listener.last(r.submit(list(range(100, 120))))
+        assert (end.finish_reason, end.error) == (
+            FinishReason.ERROR,
+            "the engine failed unexpectedly; its log says more",
+        )
+        wait_until(lambda: not r.listener.published and not r.listener.on_host, what="the removal of all keys")
+        assert r.listener.answer(r.submit(list(range(20)))) == answer_to(list(range(20)), 4)
+        assert r.engine.state().failed_steps == 1
 
 
 def test_a_cache_found_broken_when_idle_starts_over() -> None:
