@@ -20,6 +20,9 @@ from replica.sequence import SamplingParams, Sequence
 
 __all__ = ["sample", "token_logprobs"]
 
+_SHORT_LIST = 1024
+"""`top_p` and `min_p` rarely keep more; to sort a whole vocabulary takes many times longer than to find these."""
+_LEAST_TEMPERATURE = 1e-30
 _LEAST_LOGPROB = -9999.0
 """For what cannot happen: JSON has no minus infinity."""
 
@@ -32,14 +35,17 @@ def sample(logits: torch.Tensor, sequences: Items[Sequence]) -> list[int]:
         raise RunnerError("the model computed no usable numbers (NaN or infinity); try another dtype")
     tokens: list[int] = best.indices.tolist()
     vocabulary = scores.shape[-1]
-    rows_by_candidates: dict[int, list[int]] = {}
+    rows_by_length: dict[int, list[int]] = {}
     for row, sequence in enumerate(sequences):
         if sequence.params.temperature > 0:
-            rows_by_candidates.setdefault(_candidates(sequence.params, vocabulary), []).append(row)
-    for candidates, rows in rows_by_candidates.items():
-        drawn = _draw(scores[rows], [sequences[row] for row in rows], candidates)
-        for row, token in zip(rows, drawn, strict=True):
-            tokens[row] = token
+            rows_by_length.setdefault(_list_length(sequence.params, vocabulary), []).append(row)
+    while rows_by_length:
+        length, rows = rows_by_length.popitem()
+        for row, token in zip(rows, _draw(scores[rows], [sequences[row] for row in rows], length), strict=True):
+            if token is None:
+                rows_by_length.setdefault(vocabulary, []).append(row)
+            else:
+                tokens[row] = token
     return tokens
 
 
@@ -62,33 +68,50 @@ def token_logprobs(
     return result
 
 
-def _candidates(params: SamplingParams, vocabulary: int) -> int:
-    """How many of the likeliest tokens the filters must look at; 0: there are no filters, and no order is needed."""
+def _list_length(params: SamplingParams, vocabulary: int) -> int:
+    """How many of the likeliest tokens to list for the filters; 0: there are none, and no order is needed."""
     if 0 < params.top_k < vocabulary:
         return params.top_k
-    return vocabulary if params.top_p < 1 or params.min_p > 0 else 0
+    return min(vocabulary, _SHORT_LIST) if params.top_p < 1 or params.min_p > 0 else 0
 
 
-def _draw(scores: torch.Tensor, sequences: Items[Sequence], candidates: int) -> list[int]:
-    """One token for each row. Likeliest first, every filter keeps a beginning of the row."""
-    ids: torch.Tensor | None = None
-    if candidates:
-        scores, ids = _likeliest(scores, candidates)
-    # Subtracting the largest first: a temperature near zero must lead to the greedy token, not to infinities.
-    scaled = (scores.double() - scores.max(dim=-1, keepdim=True).values) / _column(
-        [sequence.params.temperature for sequence in sequences], scores
-    )
-    cumulative = scaled.softmax(dim=-1).cumsum(dim=-1)
-    kept = torch.full((len(sequences), 1), scores.shape[-1], device=scores.device)
-    if candidates:
+def _draw(scores: torch.Tensor, sequences: Items[Sequence], length: int) -> list[int | None]:
+    """One token for each row: likeliest first, every filter keeps a beginning of the list. None if it is too short."""
+    largest = scores.max(dim=-1, keepdim=True).values
+    # Relative to the largest: a temperature near zero must lead to the greedy token, not to infinities.
+    scale = _column([1 / max(sequence.params.temperature, _LEAST_TEMPERATURE) for sequence in sequences], scores)
+    listed, ids = _likeliest(scores, length) if length else (scores, None)
+    scaled = (listed - largest) * scale
+    cumulative = scaled.exp().cumsum(dim=-1, dtype=torch.float64)
+    kept = torch.full((len(sequences), 1), scaled.shape[-1], device=scores.device)
+    too_short = [False] * len(sequences)
+    if length:
         floor = _column([sequence.params.min_p for sequence in sequences], scores).log()
         kept = (scaled >= floor).sum(dim=-1, keepdim=True)
-        share = _column([sequence.params.top_p for sequence in sequences], scores) * cumulative.gather(1, kept - 1)
-        kept = torch.minimum(kept, torch.searchsorted(cumulative, share) + 1)
-    target = _column([_uniform(sequence) for sequence in sequences], scores) * cumulative.gather(1, kept - 1)
+        total = cumulative.gather(1, kept - 1)
+        open_ended = _open_ended(sequences, kept, length, scores)
+        if open_ended.any():
+            everything = (scores - largest) * scale
+            weights = everything.exp().masked_fill_(everything < floor, 0)
+            total = torch.where(open_ended, weights.sum(dim=-1, keepdim=True, dtype=torch.float64), total)
+        share = _column([sequence.params.top_p for sequence in sequences], scores, torch.float64) * total
+        reached = torch.searchsorted(cumulative, share)
+        too_short = (open_ended & (reached >= length))[:, 0].tolist()
+        kept = torch.minimum(kept, reached + 1)
+    uniform = _column([_uniform(sequence) for sequence in sequences], scores, torch.float64)
+    target = uniform * cumulative.gather(1, kept - 1)
     index = torch.minimum(torch.searchsorted(cumulative, target, right=True), kept - 1)
-    tokens: list[int] = (index if ids is None else ids.gather(1, index))[:, 0].tolist()
-    return tokens
+    drawn: list[int] = (index if ids is None else ids.gather(1, index))[:, 0].tolist()
+    return [None if fails else token for token, fails in zip(drawn, too_short, strict=True)]
+
+
+def _open_ended(sequences: Items[Sequence], kept: torch.Tensor, length: int, scores: torch.Tensor) -> torch.Tensor:
+    """Rows whose filters keep all that is listed, and might keep more of what is not: its weight counts for `top_p`."""
+    vocabulary = scores.shape[-1]
+    if length == vocabulary:
+        return torch.zeros_like(kept, dtype=torch.bool)
+    unlimited = [float(not 0 < sequence.params.top_k < vocabulary) for sequence in sequences]
+    return (kept == length) & (_column(unlimited, scores) > 0)
 
 
 def _likeliest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,5 +132,5 @@ def _uniform(sequence: Sequence) -> float:
     return random.Random(f"{seed}/{sequence.output_tokens}").random()
 
 
-def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+def _column(values: list[float], like: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=like.device)[:, None]

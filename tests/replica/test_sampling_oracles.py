@@ -62,8 +62,8 @@ def by_the_book(logits: torch.Tensor, sequence: Sequence) -> int:
     if params.top_p < 1:
         scores = TopPLogitsWarper(params.top_p)(seen, scores)
     shares = scores[0].double().softmax(-1).tolist()
-    filtered = bool(params.min_p or 0 < params.top_k < VOCABULARY or params.top_p < 1)
-    order = sorted(range(VOCABULARY), key=lambda token: -shares[token]) if filtered else list(range(VOCABULARY))
+    filtered = bool(params.min_p or 0 < params.top_k < len(shares) or params.top_p < 1)
+    order = sorted(range(len(shares)), key=lambda token: -shares[token]) if filtered else list(range(len(shares)))
     assert params.seed is not None
     target = random.Random(f"{params.seed}/{len(OUTPUT)}").random()
     reached = itertools.accumulate(shares[token] for token in order)
@@ -90,6 +90,23 @@ def test_a_mixed_batch_draws_what_transformers_would_let_each_request_draw() -> 
 
     assert sample(logits, sequences) == [by_the_book(*pair) for pair in zip(logits, sequences, strict=True)]
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 6.0])
+def test_where_many_tokens_are_likely_none_is_overlooked(spread: float) -> None:
+    filters: list[dict[str, Any]] = [
+        {"top_p": 0.95},
+        {"top_p": 0.3},
+        {"min_p": 0.01},
+        {"min_p": 0.01, "top_p": 0.9},
+        {"top_k": 1024, "top_p": 0.9},
+        {"top_k": 3000, "min_p": 0.001},
+        {"top_p": 0.9, "temperature": 5.0},
+    ]
+    sequences = [after_some_output(seed=seed, **filters[seed % len(filters)]) for seed in range(42)]
+    logits = spread * torch.randn(len(sequences), 5000, generator=torch.Generator().manual_seed(3))
+
+    assert sample(logits, sequences) == [by_the_book(*pair) for pair in zip(logits, sequences, strict=True)]
 
 
 def test_the_company_of_a_request_never_changes_what_it_draws() -> None:

@@ -19,7 +19,8 @@ FIELDS = (
     *("model", "messages", "prompt", "system", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k"),
     *("seed", "stop", "stop_sequences", "stop_token_ids", "stream", "stream_options", "n", "logit_bias", "tools"),
     *("tool_choice", "metadata", "user", "ignore_eos", "add_generation_prompt", "continue_final_message"),
-    *("chat_template_kwargs", "prompt_cache_key", "thinking", "response_format"),
+    *("chat_template_kwargs", "prompt_cache_key", "thinking", "response_format", "min_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "logprobs", "top_logprobs"),
 )
 MESSAGES = st.lists(
     st.fixed_dictionaries(
