@@ -64,7 +64,6 @@ class CacheDescription(msgspec.Struct, frozen=True):
     """Published keys of held blocks, parents first, each the hex of its 8 bytes as Redis has them; the first 10,000."""
     host_keys: list[str]
     counters: Counters
-    evicted_blocks: int
     evictions: dict[str, int]
     """By reason. capacity: given to someone else; to_host: moved there instead; host_capacity: pushed out of there;
     tail: part of a block, given to someone else; reset: asked to be forgotten."""
@@ -89,7 +88,6 @@ def describe(cache: PrefixCache, counters: Counters, most_nodes: int, with_token
         keys=[_hex(key) for key in cache.held_keys(_LISTED_KEYS)],
         host_keys=[_hex(key) for key, _ in islice(cache.host.items(), _LISTED_KEYS)],
         counters=replace(counters),
-        evicted_blocks=cache.evicted_blocks,
         evictions=dict(cache.evictions),
         tree=tree,
         hidden_blocks=cache.held_blocks + len(cache.host) - shown,

@@ -16,7 +16,10 @@ from collections.abc import Callable
 from replica.block_moves import Transferred
 from shared.fleet_records import CostCoefficients
 
-__all__ = ["Crossover"]
+__all__ = ["Crossover", "WorthOnloading"]
+
+WorthOnloading = Callable[[int, int], bool]
+"""(tokens, behind): whether to bring so many tokens' KV back beats computing them behind so many others."""
 
 _LEARNING = 0.1
 _TRIED_AGAIN = 32

@@ -23,7 +23,6 @@ What goes beyond whole blocks on the device is optional. It moves blocks, so a s
 from __future__ import annotations
 
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
@@ -34,11 +33,13 @@ from replica.block_moves import Copy, Move, Offload, Onload
 from replica.block_pool import BlockPool, IntegrityError
 from replica.cache_events import CacheEvents, TierChanges
 from replica.claims import Claims
+from replica.crossover import WorthOnloading
 from replica.held_blocks import HeldBlocks
 from replica.host_tier import HostTier
+from replica.prefix_match import PrefixMatch
 from replica.retention import Retention
 from replica.sequence import Sequence
-from replica.siblings import TOKEN_BYTES, Parent, Sibling
+from replica.siblings import TOKEN_BYTES, Parent, Sibling, pack_tokens
 from shared.blocks import BlockKey, block_keys
 
 __all__ = ["CacheEvents", "Hasher", "PrefixCache", "PrefixMatch", "ResetResult"]
@@ -46,25 +47,9 @@ __all__ = ["CacheEvents", "Hasher", "PrefixCache", "PrefixMatch", "ResetResult"]
 Hasher = Callable[[BlockKey, list[int], int], list[BlockKey]]
 """Keys of the full blocks of tokens that follow a parent: `shared.blocks.block_keys`, or something weaker in a test."""
 
-WorthOnloading = Callable[[int, int], bool]
-"""(tokens, behind): whether to bring so many tokens' KV back beats computing them behind so many others."""
-
-
 _LEAST_PART_TOKENS = 8
 """Fewer are not worth a copy: prompts that have nothing in common still begin with the same template. In blocks below
 twice that, half a block."""
-
-
-class PrefixMatch(NamedTuple):
-    """The longest held prefix of a sequence, and the key worth waiting for if someone computes what comes next."""
-
-    block_ids: list[int]
-    """On the device, from the first block on."""
-    awaited_key: BlockKey | None
-    host_keys: Items[BlockKey] = ()
-    """Behind those, in host memory, and worth bringing back."""
-    partial: Sibling | None = None
-    """Or behind those, the cached block that begins most like what comes next."""
 
 
 class ResetResult(NamedTuple):
@@ -121,11 +106,6 @@ class PrefixCache:
     def held_blocks(self) -> int:
         """Registered blocks, in use or not."""
         return len(self.held)
-
-    @property
-    def evicted_blocks(self) -> int:
-        """Registered blocks of the device given to someone else since the start; a reset does not count."""
-        return self.evictions["capacity"] + self.evictions["to_host"]
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -200,7 +180,7 @@ class PrefixCache:
         if first >= full:
             return
         keys = self._keys_of(sequence)
-        content = _pack(sequence.tokens[first * self.block_size : full * self.block_size])
+        content = pack_tokens(sequence.tokens[first * self.block_size : full * self.block_size])
         for index in range(first, full):
             parent = sequence.continued(index, sequence.block_ids)
             start = (index - first) * self._block_bytes
@@ -291,7 +271,7 @@ class PrefixCache:
 
     def _same_content(self, sequence: Sequence, block_ids: list[int]) -> int:
         """How many of the blocks that the keys found really hold this sequence's tokens, each after the one before."""
-        content = _pack(sequence.tokens[: len(block_ids) * self.block_size])
+        content = pack_tokens(sequence.tokens[: len(block_ids) * self.block_size])
         size = self._block_bytes
         for index, block in enumerate(block_ids):
             parent = sequence.continued(index, block_ids)
@@ -305,7 +285,7 @@ class PrefixCache:
         for index in range(first, usable) if len(self.host) else ():
             key = sequence.keys[index]
             parent_key = sequence.continued(index, sequence.keys)
-            if not self.host.has(key, parent_key, _pack(sequence.tokens[index * size : (index + 1) * size])):
+            if not self.host.has(key, parent_key, pack_tokens(sequence.tokens[index * size : (index + 1) * size])):
                 break
             found.append(key)
         return found if found and self._worth_onloading(len(found) * size, first * size) else []
@@ -315,7 +295,7 @@ class PrefixCache:
             return None
         start = len(block_ids) * self.block_size
         wanted = sequence.tokens[start : min(start + self.block_size, len(sequence.tokens) - 1)]
-        closest = self.held.siblings.closest(sequence.continued(len(block_ids), block_ids), _pack(wanted))
+        closest = self.held.siblings.closest(sequence.continued(len(block_ids), block_ids), pack_tokens(wanted))
         return closest if closest is not None and closest.tokens >= self._least_part_tokens else None
 
     # -- what becomes of blocks ------------------------------------------------------------------------------------
@@ -368,7 +348,7 @@ class PrefixCache:
         tokens = sequence.tokens[full * self.block_size : sequence.computed_tokens]
         if not self._least_part_tokens <= len(tokens) < self.block_size:
             return
-        parent, content = sequence.continued(full, sequence.block_ids), _pack(tokens)
+        parent, content = sequence.continued(full, sequence.block_ids), pack_tokens(tokens)
         closest = self.held.siblings.closest(parent, content)
         if closest is None or closest.tokens < len(tokens):
             self._drop_tail_within(parent, content)
@@ -416,7 +396,3 @@ class PrefixCache:
     def _end_retention(self) -> None:
         for block in self.retention.take_ended():
             self.pool.requeue(block, keep=True)
-
-
-def _pack(tokens: list[int]) -> bytes:
-    return array("I", tokens).tobytes()

@@ -16,12 +16,17 @@ from typing import NamedTuple
 
 from shared.blocks import BlockKey
 
-__all__ = ["TOKEN_BYTES", "Parent", "Sibling", "Siblings"]
+__all__ = ["TOKEN_BYTES", "Parent", "Sibling", "Siblings", "pack_tokens"]
 
 Parent = BlockKey | int
 """What a block continues: another block, by its id, or (for a first block) its namespace root."""
 
 TOKEN_BYTES = array("I").itemsize
+
+
+def pack_tokens(tokens: list[int]) -> bytes:
+    """As blocks keep them: equal tokens, equal bytes."""
+    return array("I", tokens).tobytes()
 
 
 class Sibling(NamedTuple):

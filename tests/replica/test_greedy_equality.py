@@ -61,7 +61,7 @@ def test_after_eviction_an_evicted_prompt_is_computed_again_and_answered_alike()
     prompt = make_prompt(40)
     engine.run(make_sequence(prompt, 8))
     engine.run(*(make_sequence(make_prompt(40, seed=seed), 8) for seed in (3, 4)))
-    assert engine.cache.evicted_blocks > 0
+    assert engine.cache.evictions["capacity"] > 0
     again = make_sequence(prompt, 8)
 
     assert engine.run(again) == [generate(reference, prompt, 8)]

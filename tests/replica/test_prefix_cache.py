@@ -123,7 +123,7 @@ def test_the_shared_prefix_survives_while_tails_are_evicted() -> None:
         remember(cache, system + prompt_of(2, 100 + 10 * user))
         cache.check_integrity([])
         assert hit_blocks(cache, [*system, 0]) == 4
-    assert cache.evicted_blocks == 20 * 2 - 4
+    assert cache.evictions == {"capacity": 20 * 2 - 4}
 
 
 def test_blocks_in_use_are_never_evicted() -> None:
