@@ -1,82 +1,23 @@
-"""Blocks that leave the pool and come back, under everything else that happens to a pool."""
+"""Blocks that leave the pool and come back."""
 
 from __future__ import annotations
 
 import threading
-from array import array
 from collections.abc import Sequence as Items
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from replica.block_moves import Onload, carry_out
+from replica.block_moves import Onload
 from replica.engine import Engine
 from replica.guests import GuestLost, Guests, NotEnoughRoom
 from replica.prefix_cache import PrefixCache
 from replica.runner import Runner, RunnerError
 from replica.scheduler import Scheduler
-from replica.sequence import FinishReason, Sequence
+from replica.sequence import FinishReason
 from tests.helpers import wait_until
+from tests.replica.guest_pool import PROMPT, SIZE, Pool, kv_of
 from tests.replica.pool_runner import ROOT, PoolRunner, RunnerAround, answer_to, make_sequence
-from tests.replica.test_engine import SIZE, rig
-
-PROMPT = [*range(10, 10 + 4 * SIZE), 7, 8]  # four blocks, and half of one
-
-
-class Pool:
-    """Everything behind the engine's thread, stepped by hand."""
-
-    def __init__(self, num_blocks: int = 16, *, finer: bool = False, host_blocks: int = 0) -> None:
-        self.runner = PoolRunner(num_blocks, SIZE, host_blocks=host_blocks)
-        self.cache = PrefixCache(num_blocks, SIZE, finer=finer, host_blocks=host_blocks)
-        self.scheduler = Scheduler(self.cache, token_budget=16, max_running=4, max_waiting=100)
-        self.guests = Guests(self.runner, self.scheduler, self.move_blocks)
-        self.stalled = False
-
-    def move_blocks(self) -> None:
-        carry_out(self.runner, self.cache.take_moves())
-
-    def step(self) -> None:
-        chunks = self.scheduler.schedule()
-        self.stalled = not chunks
-        assert chunks or self.scheduler.guests or not self.scheduler.has_work
-        self.move_blocks()
-        if chunks:
-            self.scheduler.commit(chunks, self.runner.execute(chunks))
-        self.scheduler.check_integrity()
-
-    def answer(self, prompt: list[int], max_tokens: int = 4) -> Sequence:
-        sequence = make_sequence(prompt, max_tokens)
-        self.scheduler.add(sequence)
-        while sequence.finish_reason is None:
-            self.step()
-            assert not self.stalled
-        assert sequence.tokens[len(prompt) :] == answer_to(prompt, max_tokens)
-        return sequence
-
-    def saved(self, prompt: list[int]) -> tuple[list[int], bytes]:
-        guest = self.guests.hold(prompt, ROOT)
-        assert guest is not None
-        kv = bytes(self.guests.read(guest, 0, len(guest.block_ids)))
-        tokens = list(guest.tokens)
-        self.guests.leave(guest)
-        self.scheduler.check_integrity()
-        return tokens, kv
-
-    def write(self, guest: Sequence, kv: bytes) -> None:
-        for block in range(guest.registered_blocks, len(guest.block_ids)):
-            self.guests.write(guest, block, memoryview(kv)[block * 8 * SIZE : (block + 1) * 8 * SIZE])
-
-
-def kv_of(tokens: Items[int]) -> bytes:
-    """What the slots of these tokens hold, and zeros up to the end of the block."""
-    slots: list[int] = []
-    for token in tokens:
-        slots.append(hash((slots[-1] if slots else 0, token)))
-    slots += [0] * (-len(slots) % SIZE)
-    return array("q", slots).tobytes()
+from tests.replica.test_engine import rig
 
 
 def test_what_one_pool_saved_another_answers_from() -> None:
@@ -327,97 +268,3 @@ def test_blocks_lost_on_the_way_to_a_guest_start_the_cache_over() -> None:
     finally:
         engine.stop(10)
     scheduler.check_integrity()
-
-
-# -- anything in any order ---------------------------------------------------------------------------------------------
-
-runs = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1, 2, SIZE, 2 * SIZE])), min_size=1, max_size=4)
-prompts = runs.map(lambda drawn: [token for token, length in drawn for _ in range(length)][: 5 * SIZE])
-picks = st.integers(0, 1_000)
-
-
-class Everything(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = Pool(num_blocks=10, finer=True, host_blocks=5)
-        self.requests: list[Sequence] = []
-        self.saving: list[Sequence] = []
-        self.restoring: list[tuple[Sequence, int]] = []
-        self.files: list[tuple[list[int], bytes]] = []
-
-    @rule(prompt=prompts, max_tokens=st.integers(1, 2 * SIZE))
-    def ask(self, prompt: list[int], max_tokens: int) -> None:
-        sequence = make_sequence(prompt, max_tokens)
-        self.pool.scheduler.add(sequence)
-        self.requests.append(sequence)
-
-    @rule(steps=st.integers(1, 5))
-    def step(self, steps: int) -> None:
-        for _ in range(steps):
-            self.pool.step()
-        for sequence in [s for s in self.requests if s.finish_reason is not None]:
-            self.requests.remove(sequence)
-            prompt = sequence.tokens[: sequence.prompt_tokens]
-            assert sequence.tokens[len(prompt) :] == answer_to(prompt, sequence.params.max_tokens)
-
-    @precondition(lambda self: self.requests)
-    @rule(pick=picks)
-    def abort(self, pick: int) -> None:
-        self.pool.scheduler.abort(self.requests.pop(pick % len(self.requests)).request_id)
-
-    @rule(prompt=prompts)
-    def hold(self, prompt: list[int]) -> None:
-        guest = self.pool.guests.hold(prompt, ROOT)
-        if guest is not None:
-            assert guest.tokens == prompt[: len(guest.tokens)]
-            self.saving.append(guest)
-
-    @precondition(lambda self: self.saving)
-    @rule(pick=picks)
-    def save(self, pick: int) -> None:
-        guest = self.saving.pop(pick % len(self.saving))
-        kv = bytes(self.pool.guests.read(guest, 0, len(guest.block_ids)))
-        assert kv == kv_of(guest.tokens)
-        self.files.append((list(guest.tokens), kv))
-        self.pool.guests.leave(guest)
-
-    @precondition(lambda self: self.files)
-    @rule(pick=picks)
-    def expect(self, pick: int) -> None:
-        number = pick % len(self.files)
-        idle, used = self.pool.cache.pool.idle_blocks, self.pool.cache.pool.used_blocks
-        try:
-            self.restoring.append((self.pool.guests.expect(self.files[number][0], ROOT), number))
-        except NotEnoughRoom:
-            assert (idle, used) == (self.pool.cache.pool.idle_blocks, self.pool.cache.pool.used_blocks)
-
-    @precondition(lambda self: self.restoring)
-    @rule(pick=picks, well=st.booleans())
-    def end_restore(self, pick: int, well: bool) -> None:
-        guest, number = self.restoring.pop(pick % len(self.restoring))
-        if well:
-            self.pool.write(guest, self.files[number][1])
-            assert self.pool.guests.settle(guest) == len(guest.tokens) // SIZE
-        else:
-            self.pool.guests.leave(guest)
-
-    @rule()
-    def reset(self) -> None:
-        self.pool.cache.reset()
-
-    @invariant()
-    def books_agree(self) -> None:
-        self.pool.scheduler.check_integrity()
-
-    def teardown(self) -> None:
-        for guest in [*self.saving, *(guest for guest, _ in self.restoring)]:
-            self.pool.guests.leave(guest)
-        while self.pool.scheduler.has_work:
-            self.pool.step()
-            assert not self.pool.stalled
-        pool = self.pool.cache.pool
-        assert pool.used_blocks == 0
-
-
-TestEverything = Everything.TestCase
-TestEverything.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

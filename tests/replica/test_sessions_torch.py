@@ -14,8 +14,8 @@ from replica.guests import Guests
 from replica.kv_layout import KVLayout, UnsupportedEncoding, encoding_of
 from replica.runner import Chunk
 from replica.sequence import Sequence
+from tests.replica.session_client import STORY, cached, call, process, refused
 from tests.replica.sim_server import CHAT, HELLO, serving
-from tests.replica.test_sessions import STORY, cached, call, process, refused
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'warmroute[engine]'")
 
