@@ -18,6 +18,7 @@ from shared.settings import (
     RouterSettings,
     RouteSettings,
     SettingsError,
+    SimulateSettings,
     TopSettings,
     UpSettings,
     parse,
@@ -77,6 +78,13 @@ def _bench(argv: Arguments) -> int:
     return run(settings)
 
 
+def _simulate(argv: Arguments) -> int:
+    settings = parse(SimulateSettings, argv, os.environ, "warmroute simulate")
+    from loadtest.simulator.command import run
+
+    return run(settings)
+
+
 def _route(argv: Arguments) -> int:
     settings = parse(RouteSettings, argv, os.environ, "warmroute route")
     from router.console import show_route
@@ -111,6 +119,7 @@ _COMMANDS = {
     "replica": _Command(_replica, "serve one engine and its prefix cache"),
     "compare": _Command(_compare, "run one workload against several policies, and report"),
     "bench": _Command(_bench, "measure this machine: caches, tiers, books"),
+    "simulate": _Command(_simulate, "play a trace against policies, ours and peers', in virtual time"),
     "route": _Command(_route, "ask a running router where it would send a prompt, and why"),
     "top": _Command(_top, "watch the replicas of a running router"),
     "doctor": _Command(_doctor, "say what is found on this machine, and what to do"),

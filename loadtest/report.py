@@ -17,8 +17,10 @@ from loadtest.summary import COLUMNS, cells, headline, notes, ratio_line
 __all__ = ["write_report"]
 
 
-def write_report(path: Path, results: Results, runs: Mapping[str, Sequence[Run]]) -> None:
-    """`runs` are the ones that the figures of `results` rest on, by policy."""
+def write_report(
+    path: Path, results: Results, runs: Mapping[str, Sequence[Run]], method: Sequence[str] | None = None
+) -> None:
+    """`runs` are the ones that the figures of `results` rest on, by policy; `method` tells how, if not by `compare`."""
     sections = [
         ("Time to first token", _TTFT_NOTE, plots.ttft_distribution(runs)),
         ("Hit rate against the ideal", _HIT_NOTE, plots.hit_rates(results.policies)),
@@ -36,6 +38,7 @@ def write_report(path: Path, results: Results, runs: Mapping[str, Sequence[Run]]
             ratios="".join(f"<li>{escape(ratio_line(ratio))}</li>" for ratio in results.ratios),
             figures=figures,
             setup=_definitions(results.setup),
+            method="".join(f"<li>{escape(line)}</li>" for line in method or _METHOD),
         ),
         encoding="utf-8",
     )
@@ -72,6 +75,19 @@ _HIT_NOTE = (
 )
 _LOAD_NOTE = "What each replica was given. Even bars are a balanced fleet; what is computed is what costs time."
 _TIME_NOTE = "All repeats laid over each other. A queue that never drains would climb to the right."
+
+_METHOD = (
+    "Open loop: arrivals are scheduled beforehand from a seed, the same for every policy, and latency counts from "
+    "the scheduled time. A turn whose previous answer is late goes as soon as it can; that wait is part of its "
+    "latency.",
+    "Every run starts with a fresh router and cold replicas: caches are emptied and seen to be empty. Policies take "
+    "turns at going first. Each repeat has a seed of its own; ratios are paired by repeat.",
+    "Requests that failed or were refused count against the policy, with all the time they were allowed.",
+    "The load generator measures its own lag. A run whose lag at p99 exceeds a fifth of the median time to first "
+    "token is void and enters no figure.",
+    "Hit rates are shares of prompt tokens, by the engines' own count. Imbalance is the prompt tokens of the "
+    "busiest replica over the mean.",
+)
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -112,15 +128,7 @@ $warnings
 $figures
 <section><h2>Setup</h2><dl>$setup</dl></section>
 <section><h2>Method</h2><ul>
-<li>Open loop: arrivals are scheduled beforehand from a seed, the same for every policy, and latency counts from the
-scheduled time. A turn whose previous answer is late goes as soon as it can; that wait is part of its latency.</li>
-<li>Every run starts with a fresh router and cold replicas: caches are emptied and seen to be empty. Policies take turns
-at going first. Each repeat has a seed of its own; ratios are paired by repeat.</li>
-<li>Requests that failed or were refused count against the policy, with all the time they were allowed.</li>
-<li>The load generator measures its own lag. A run whose lag at p99 exceeds a fifth of the median time to first token
-is void and enters no figure.</li>
-<li>Hit rates are shares of prompt tokens, by the engines' own count. Imbalance is the prompt tokens of the busiest
-replica over the mean.</li>
+$method
 </ul></section>
 </html>
 """)

@@ -49,6 +49,10 @@ class SentView:
                 high = middle
         return low
 
+    def size(self, replica_id: str) -> int:
+        """Blocks it was sent, as far as remembered."""
+        return len(self._sent.get(replica_id, ()))
+
     def retain(self, replica_ids: Collection[str]) -> None:
         for replica_id in self._sent.keys() - set(replica_ids):
             del self._sent[replica_id]

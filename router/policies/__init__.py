@@ -10,6 +10,7 @@ from router.policies.cache_aware import CacheAware
 from router.policies.consistent_hash import ConsistentHash
 from router.policies.least_loaded import LeastLoaded
 from router.policies.longest_prefix import LongestPrefix
+from router.policies.prefix_tree import PrefixTree
 from router.policies.random_choice import RandomChoice
 from router.policies.round_robin import RoundRobin
 from router.policies.session import Session
@@ -25,6 +26,7 @@ POLICIES: dict[str, Callable[[random.Random], Policy]] = {
     TwoChoices.name: TwoChoices,
     ConsistentHash.name: lambda rng: ConsistentHash(),
     LongestPrefix.name: lambda rng: LongestPrefix(),
+    PrefixTree.name: lambda rng: PrefixTree(),
     Session.name: lambda rng: Session(),
 }
 

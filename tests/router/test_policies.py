@@ -163,3 +163,16 @@ def test_ties_are_broken_by_what_is_not_shared_anyway() -> None:
     everyone_holds_one = [candidate(name, held_blocks=1, held_tokens=16, matched_tokens=16) for name in "abcd"]
     spread = Counter(chosen("cache-aware", everyone_holds_one, request(7, number)) for number in range(200))
     assert set(spread) == set("abcd")
+
+
+def test_prefix_tree_follows_what_was_sent_for_more_than_half_a_match_and_else_evens_out() -> None:
+    policy = build_policy("prefix-tree")
+    candidates = [candidate(name) for name in "ab"]
+    policy.placed(request(1, 2, 3, 4), "a")
+    stays = policy.choose(request(1, 2, 3, 9), candidates)
+    assert (stays.candidate.replica_id, stays.reason) == ("a", "sent-before")
+    evens = policy.choose(request(1, 8, 9, 10), candidates)
+    assert (evens.candidate.replica_id, evens.reason) == ("b", "least-sent")
+    busy = [candidate("a", active=70), candidate("b", active=5)]
+    away = policy.choose(request(1, 2, 3, 4), busy)
+    assert (away.candidate.replica_id, away.reason) == ("b", "unbalanced")
