@@ -26,11 +26,11 @@ __all__ = ["GuestLost", "Guests", "NotEnoughRoom"]
 
 
 class NotEnoughRoom(Exception):  # noqa: N818 - a state, not a mistake
-    """`needed_blocks` more are needed, and only `idle_blocks` of the pool's `num_blocks` are not in use."""
+    """`forever` where not even an idle pool has it."""
 
-    def __init__(self, needed_blocks: int, idle_blocks: int, num_blocks: int) -> None:
-        super().__init__(f"{needed_blocks} blocks are needed, and {idle_blocks} of {num_blocks} are not in use")
-        self.forever = needed_blocks > num_blocks
+    def __init__(self, message: str, *, forever: bool = False) -> None:
+        super().__init__(message)
+        self.forever = forever
 
 
 class GuestLost(Exception):  # noqa: N818 - a state, not a mistake
@@ -49,7 +49,7 @@ class Guests:
     def hold(self, token_ids: Items[int], root: BlockKey, branch: Branch | None = None) -> Sequence | None:
         """The longest computed beginning of a prompt; None if the cache holds nothing of it. Raises GuestLost."""
         cache = self._scheduler.cache
-        guest = self._guest(token_ids, root, branch)
+        guest = self._guest(token_ids[: cache.num_blocks * cache.block_size], root, branch)
         match = self._match(guest)
         # Where there is no room to copy or to bring back, what needs no room will do.
         for choice in (match, PrefixMatch(match.block_ids, None)):
@@ -65,13 +65,16 @@ class Guests:
     def expect(self, token_ids: Items[int], root: BlockKey, branch: Branch | None = None) -> Sequence:
         """Room for a prompt's KV; its first `registered_blocks` are held already. Raises NotEnoughRoom, GuestLost."""
         cache = self._scheduler.cache
+        blocks = cache.blocks_for(len(token_ids))
+        if blocks > cache.num_blocks:
+            raise NotEnoughRoom(f"it needs {blocks} blocks, and there are {cache.num_blocks} in all", forever=True)
         guest = self._guest(token_ids, root, branch)
         match = PrefixMatch(self._match(guest).block_ids, None)
         guest.tokens.pop()
         spare_blocks = self._scheduler.running  # one more for each, so that the next decodes preempt nobody
         if not cache.allocate(guest, match, spare_blocks):
-            needed = cache.blocks_for(len(guest.tokens)) - len(match.block_ids)
-            raise NotEnoughRoom(needed, max(0, cache.pool.idle_blocks - spare_blocks), cache.num_blocks)
+            missing, used = blocks - len(match.block_ids), cache.pool.used_blocks
+            raise NotEnoughRoom(f"{missing} blocks are needed, and {used} of {cache.num_blocks} are in use")
         self._let_in(guest)
         return guest
 

@@ -150,9 +150,18 @@ def _api_error(error: Exception) -> Exception:
         case DamagedSession():
             return ApiError(422, "session_damaged", f"the session's file is refused: {message}")
         case NotEnoughRoom() if error.forever:
-            return ApiError(409, "session_too_large", f"{message}: it takes a replica with more --blocks")
+            return ApiError(
+                409,
+                "session_too_large",
+                f"the session cannot be restored: {message}; start the replica with more --blocks",
+            )
         case NotEnoughRoom():
-            return ApiError(503, "not_enough_room", f"{message}: retry later", retry_after_seconds=_RETRY_SECONDS)
+            return ApiError(
+                503,
+                "not_enough_room",
+                f"the session cannot be restored now: {message}; retry later",
+                retry_after_seconds=_RETRY_SECONDS,
+            )
         case StoreFull():
             return ApiError(507, "sessions_full", message)
         case TooManySessionsAtOnce():

@@ -132,7 +132,7 @@ class Sessions:
         for field in mine.layout.__struct_fields__:
             theirs[field.replace("_", " ")] = (getattr(header.layout, field), getattr(mine.layout, field))
         reasons = [
-            f"its {what} is {its!s:.80}, ours {ours!s:.80}" for what, (its, ours) in theirs.items() if its != ours
+            f"its {what} is {its!s:.200}, ours {ours!s:.200}" for what, (its, ours) in theirs.items() if its != ours
         ]
         if header.tenant != self.store.tenant_id(tenant):
             reasons.append("it belongs to another tenant")
