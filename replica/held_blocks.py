@@ -75,10 +75,8 @@ class HeldBlocks:
         """The tail that `content` goes on from, and so makes worthless. There is one at most."""
         # Whatever stood between the two would begin with the tail as well, and have replaced it.
         before = self.siblings.before(parent, content)
-        if before is None or not self.is_tail(before):
-            return None
-        tail = self.contents[before]
-        return before if tail is not None and content.startswith(tail) else None
+        begins = None if before is None else self.contents[before]
+        return before if begins is not None and content.startswith(begins) else None
 
     def closest(self, parent: Parent, content: bytes) -> Sibling | None:
         return self.siblings.closest(parent, content)

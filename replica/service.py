@@ -152,6 +152,7 @@ class Service:
                 replace(params, seed=_seed_of_choice(params.seed, index)),
                 namespace.root,
                 arrival_seconds=now,
+                keep_seconds=request.keep_seconds,
                 branch=namespace.branch,
                 tenant=tenant,
                 expected_cached_tokens=expected_cached_tokens,

@@ -23,6 +23,7 @@ from shared.api_request import (
     stop_strings,
     stop_token_ids,
 )
+from shared.cache_wishes import anthropic_keep_seconds
 from shared.prompts import ChatPrompt
 
 __all__ = ["MessagesRoutingShape", "messages_prompt", "messages_request", "messages_routing"]
@@ -74,6 +75,7 @@ def messages_request(fields: Fields) -> GenerationRequest:
         stop=stop_strings(fields, "stop_sequences"),
         stop_token_ids=stop_token_ids(fields),
         ignore_eos=fields.flag("ignore_eos"),
+        keep_seconds=anthropic_keep_seconds(fields),
     )
 
 

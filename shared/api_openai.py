@@ -20,6 +20,7 @@ from shared.api_request import (
     stop_strings,
     stop_token_ids,
 )
+from shared.cache_wishes import openai_keep_seconds
 from shared.prompts import ChatPrompt, PromptInput, TextPrompt, TokenPrompt
 
 __all__ = [
@@ -165,6 +166,7 @@ def _request(fields: Fields, routing: RoutingFields, top_logprobs: int | None) -
         frequency_penalty=fields.number("frequency_penalty", -2, 2, default=0.0),
         logit_bias=logit_bias(fields),
         top_logprobs=top_logprobs,
+        keep_seconds=openai_keep_seconds(fields),
     )
 
 

@@ -73,6 +73,8 @@ class GenerationRequest:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     top_logprobs: int | None = None
     """Log probabilities of each token and so many likeliest ones; None: of none."""
+    keep_seconds: float = 0.0
+    """The wish that its prompt stays cached for so long."""
 
 
 def stop_strings(fields: Fields, name: str) -> tuple[str, ...]:

@@ -119,6 +119,25 @@ async def test_without_an_admin_key_nobody_sees_text() -> None:
         assert "secret" not in body
 
 
+@pytest.mark.parametrize(
+    ("path", "wish"),
+    [
+        (CHAT, {"prompt_cache_retention": "24h"}),
+        ("/v1/messages", {"cache_control": {"type": "ephemeral", "ttl": "1h"}}),
+    ],
+)
+async def test_a_wish_to_keep_a_prompt_reaches_the_cache(path: str, wish: dict[str, Any]) -> None:
+    async with serving(retained_share=0.01) as (_, client):
+        body = HELLO | {"messages": [{"role": "user", "content": "keep me " * 100}]}
+        for asked, retained in ((body, 0), (body | wish, 5)):
+            async with client.post(path, json=asked) as response:
+                assert response.status == 200
+            async with client.get("/cache") as response:
+                described = await response.json()
+            assert described["retained_blocks"] == retained
+        assert [node.get("retained", False) for node in described["tree"]] == [True, False]
+
+
 @pytest.mark.parametrize("nodes", ["-1", "2001", "ten", "", "9" * 5_000])
 async def test_absurd_numbers_of_nodes_are_refused(client: aiohttp.ClientSession, nodes: str) -> None:
     async with client.get("/cache", params={"nodes": nodes}) as response:
