@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from replica.block_moves import Offload, Onload
-from replica.paged_attention import KVPool
+from replica.kv_pool import KVPool
 
 __all__ = ["HostPool"]
 

@@ -8,7 +8,7 @@ import torch
 from transformers import PretrainedConfig
 
 from replica.kv_layout import KVLayout
-from replica.paged_attention import KVPool
+from replica.kv_pool import KVPool
 from replica.sequence import Sequence
 
 __all__ = ["layout_of", "read_blocks", "write_blocks"]

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from replica.block_moves import Copy, Offload, Onload
 from replica.host_pool import HostPool
 from replica.kv_bytes import layout_of, read_blocks, write_blocks
-from replica.paged_attention import PAGED, KVPool, ShortDecodes, Span, Step, kv_shape
+from replica.kv_pool import KVPool, kv_shape
+from replica.paged_attention import PAGED, Attention, Step, attention_for
 from replica.runner import Chunk, RunnerError, StepResult
 from replica.sampler import sample, token_logprobs
 from replica.sequence import Sequence
@@ -25,19 +26,34 @@ __all__ = ["ModelRunner"]
 
 _T = TypeVar("_T")
 
-_SHORT_TOKENS = 256
-"""Up to here a decode is cheaper in one padded call with the others than in a call of its own (measured on a CPU)."""
-
 
 class ModelRunner:
-    """Takes `model` over: its attention is the paged one from here on. Fills `replica.runner.Runner`."""
+    """Takes `model` over: its attention is the paged one from here on. Fills `replica.runner.Runner`.
 
-    def __init__(self, model: PreTrainedModel, num_blocks: int, block_size: int, host_blocks: int = 0) -> None:
+    `attention` is the fastest one for the device, unless a test or a measurement asks for another.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        num_blocks: int,
+        block_size: int,
+        host_blocks: int = 0,
+        attention: type[Attention] | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.host_blocks = host_blocks
         self._model = model
-        self._pool = KVPool(kv_shape(model.config), num_blocks, block_size, model.dtype, model.device)
+        self._pool = KVPool(
+            kv_shape(model.config),
+            num_blocks,
+            block_size,
+            model.dtype,
+            model.device,
+            heads_first=model.device.type != "cuda",
+        )
+        self._attention = attention or attention_for(self._pool)
         self._host_pool = HostPool(self._pool, host_blocks)
         self.kv_layout = layout_of(self._pool, model.config)
         model.set_attn_implementation(PAGED)
@@ -82,67 +98,34 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, chunks: Items[Chunk]) -> torch.Tensor:
         """Compute the chunks, and return [chunks that sample, vocabulary]."""
-        short = [chunk for chunk in chunks if _is_short_decode(chunk)]
-        others = [chunk for chunk in chunks if not _is_short_decode(chunk)]
+        attention = self._attention(self._pool, chunks)
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
-        spans: list[Span] = []
         last_row: dict[str, int] = {}
-        for chunk in (*short, *others):
-            first = len(tokens)
+        for chunk in attention.chunks:
             tokens += chunk.sequence.tokens[chunk.start : chunk.end]
             positions += range(chunk.start, chunk.end)
             slots += self._slots(chunk)
             last_row[chunk.sequence.request_id] = len(tokens) - 1
-            if first >= len(short):
-                spans.append(self._span(chunk, first))
+        # Small tensors cost by their number, above all on their way to a GPU.
+        packed = self._pool.index([*tokens, *positions, *slots]).view(3, len(tokens))
         output = self._model(
-            input_ids=self._tensor(tokens)[None],
-            position_ids=self._tensor(positions)[None],
+            input_ids=packed[None, 0],
+            position_ids=packed[None, 1],
             use_cache=False,
-            logits_to_keep=self._tensor([last_row[chunk.sequence.request_id] for chunk in chunks if chunk.samples]),
-            step=Step(self._pool, self._tensor(slots), self._short_decodes(short), spans),
+            logits_to_keep=self._pool.index([last_row[chunk.sequence.request_id] for chunk in chunks if chunk.samples]),
+            step=Step(self._pool, packed[2], attention),
         )
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _short_decodes(self, chunks: list[Chunk]) -> ShortDecodes | None:
-        if not chunks:
-            return None
-        context_blocks = [self._context_blocks(chunk) for chunk in chunks]
-        longest = max(map(len, context_blocks))
-        padded = [block for blocks in context_blocks for block in blocks + blocks[-1:] * (longest - len(blocks))]
-        contexts = self._tensor([chunk.end for chunk in chunks])
-        mask = torch.arange(longest * self.block_size, device=self._model.device) < contexts[:, None]
-        return ShortDecodes(self._tensor(padded), mask[:, None, None])
-
-    def _span(self, chunk: Chunk, first: int) -> Span:
-        queries, context = chunk.end - chunk.start, chunk.end
-        block_ids = self._context_blocks(chunk)
-        run = range(block_ids[0], block_ids[0] + len(block_ids))
-        blocks = run if block_ids == list(run) else self._tensor(block_ids)
-        mask = None
-        if 1 < queries < context:
-            mask = torch.ones(queries, context, dtype=torch.bool, device=self._model.device).tril(chunk.start)
-        return Span(first, first + queries, context, blocks, mask)
-
-    def _context_blocks(self, chunk: Chunk) -> list[int]:
-        return chunk.sequence.block_ids[: -(-chunk.end // self.block_size)]
-
     def _slots(self, chunk: Chunk) -> list[int]:
         size, block_ids = self.block_size, chunk.sequence.block_ids
         return [block_ids[index // size] * size + index % size for index in range(chunk.start, chunk.end)]
-
-    def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._model.device)
 
 
 def _at_their_chunks(chunks: Items[Chunk], of_sampling: Items[_T | None]) -> list[_T | None]:
     """What belongs to the chunks that sample, with None for those that do not."""
     rest = iter(of_sampling)
     return [next(rest) if chunk.samples else None for chunk in chunks]
-
-
-def _is_short_decode(chunk: Chunk) -> bool:
-    return chunk.end - chunk.start == 1 and chunk.end <= _SHORT_TOKENS

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from replica.kv_pool import kv_shape
 from replica.model_loader import ModelLoadError
-from replica.paged_attention import kv_shape
 
 __all__ = ["available_bytes", "block_bytes", "check_host_blocks", "pool_blocks"]
 

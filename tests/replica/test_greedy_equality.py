@@ -5,9 +5,15 @@ from __future__ import annotations
 
 import pytest
 
+from replica import attention_cascade, attention_varlen
+from replica.attention_cascade import CascadeAttention
+from replica.attention_gathered import GatheredAttention
+from replica.attention_varlen import VarlenAttention
+from replica.paged_attention import Attention
 from replica.tiny_model import build_tiny
 from replica.tiny_tokenizer import tiny_bundle
 from shared.prompts import ChatPrompt, PromptEncoder
+from tests.replica.plain_varlen import plain_varlen
 from tests.replica.tiny_zoo import FAMILIES, SmallEngine, build, generate, make_prompt, make_sequence
 
 
@@ -108,6 +114,23 @@ def test_what_comes_back_from_host_memory_gives_the_answers_of_a_cold_start() ->
 def test_contexts_beyond_the_padded_decodes_are_answered_alike() -> None:
     reference, engine = build("gpt2"), SmallEngine(build("gpt2"), num_blocks=400, token_budget=128)
     prompts = [make_prompt(length, seed=length) for length in (250, 255, 300, 20)]
+
+    answers = engine.run(*(make_sequence(prompt, 10) for prompt in prompts))
+
+    assert answers == [generate(reference, prompt, 10) for prompt in prompts]
+
+
+@pytest.mark.parametrize("kind", [GatheredAttention, CascadeAttention, VarlenAttention])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_batch_behind_one_prefix_is_answered_alike_by_every_attention(
+    kind: type[Attention], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_varlen, "_kernel", plain_varlen)
+    monkeypatch.setattr(attention_cascade, "_WORTHWHILE_TOKENS", 32)
+    reference, engine = build(family), SmallEngine(build(family), 300, token_budget=100, attention=kind)
+    shared = make_prompt(80)
+    prompts = [shared + make_prompt(length, seed=length) for length in (1, 4, 9, 30)] + [make_prompt(20)]
+    engine.run(make_sequence(shared, 1))
 
     answers = engine.run(*(make_sequence(prompt, 10) for prompt in prompts))
 

@@ -23,6 +23,7 @@ from transformers import (
 
 from replica.block_moves import carry_out
 from replica.model_runner import ModelRunner
+from replica.paged_attention import Attention
 from replica.prefix_cache import PrefixCache
 from replica.scheduler import Scheduler
 from replica.sequence import FinishReason, SamplingParams, Sequence
@@ -111,8 +112,9 @@ class SmallEngine:
         *,
         finer: bool = False,
         host_blocks: int = 0,
+        attention: type[Attention] | None = None,
     ) -> None:
-        self.runner = ModelRunner(model, num_blocks, block_size, host_blocks)
+        self.runner = ModelRunner(model, num_blocks, block_size, host_blocks, attention)
         self.cache = PrefixCache(num_blocks, block_size, finer=finer, host_blocks=host_blocks)
         self.scheduler = Scheduler(self.cache, token_budget, max_running=16, max_waiting=64)
 
