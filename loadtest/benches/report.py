@@ -52,18 +52,21 @@ class BenchReport:
         self.say(f"{picture}\n{self._folder / 'results.json'}\n")
 
 
-def draw_lines(axes: Any, lines: Lines, title: str, x: str, y: str, *, log_x: bool = True) -> None:
-    """A line for each label through the medians, and its spread as a shade."""
+def draw_lines(axes: Any, lines: Lines, title: str, x: str, y: str, *, log_y: bool = False) -> None:
+    """A line for each label through the medians, and its spread as a shade. Each step of x is a doubling."""
     for label, colour in colours(list(lines)).items():
         xs, medians, least, most = zip(*lines[label], strict=True)
         axes.plot(xs, medians, label=label, color=colour, marker="o", markersize=3)
         axes.fill_between(xs, least, most, color=colour, alpha=0.2, linewidth=0)
-    if log_x:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    if log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_ylim(bottom=0)
     axes.set_title(title, loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.set_ylim(bottom=0)
     axes.grid(visible=True, alpha=0.3)
     axes.legend(frameon=False)

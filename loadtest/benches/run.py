@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import NamedTuple
 
 from rich.console import Console
 
-from loadtest.benches.report import BenchReport
 from shared.settings import BENCH_NAMES, BenchSettings
 
 __all__ = ["run"]
@@ -31,6 +31,12 @@ assert tuple(_BENCHES) == BENCH_NAMES, "the command line offers the benches that
 
 
 def run(settings: BenchSettings) -> int:
+    if importlib.util.find_spec("matplotlib") is None:
+        stderr = Console(stderr=True)
+        stderr.print("warmroute bench: it needs matplotlib: pip install 'warmroute\\[loadtest]'", soft_wrap=True)
+        return 1
+    from loadtest.benches.report import BenchReport
+
     console = Console()
     if not console.is_terminal:  # a log has room for whole tables
         console = Console(width=_LOG_WIDTH)

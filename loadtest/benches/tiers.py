@@ -133,7 +133,7 @@ def run(settings: BenchSettings, report: BenchReport) -> None:
             "onload_seconds_per_token": rig.crossover.onload_seconds_per_token,
             "seconds": {str(tokens): ways for tokens, ways in times.items()},
         },
-        [lambda axes: draw_lines(axes, lines, "To the first token", "prompt tokens", "milliseconds")],
+        [lambda axes: draw_lines(axes, lines, "To the first token", "prompt tokens", "milliseconds", log_y=True)],
     )
 
 
