@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence as Items
 
@@ -11,7 +12,7 @@ from replica.block_moves import Onload
 from replica.engine import Engine
 from replica.guests import GuestLost, Guests, NotEnoughRoom
 from replica.prefix_cache import PrefixCache
-from replica.runner import Runner, RunnerError
+from replica.runner import Chunk, Runner, RunnerError
 from replica.scheduler import Scheduler
 from replica.sequence import FinishReason
 from tests.helpers import wait_until
@@ -199,6 +200,24 @@ def test_requests_that_guests_leave_no_room_for_wait_and_then_run() -> None:
         r.engine.visit(Guests.leave, guest).result(10)
         assert r.listener.answer(waiting) == answer_to([2] * 4 * SIZE, 4)
         assert r.engine.state().failed_steps == 0
+
+
+def test_an_engine_that_only_waits_for_a_guest_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(num_blocks=8) as r:
+        guest = r.engine.visit(Guests.expect, [1] * 6 * SIZE, ROOT).result(10)
+        schedule, looks = r.scheduler.schedule, itertools.count()
+
+        def counted() -> list[Chunk]:
+            next(looks)
+            return schedule()
+
+        monkeypatch.setattr(r.scheduler, "schedule", counted)
+        waiting = r.submit([2] * 4 * SIZE)
+        for _ in range(100):
+            r.engine.describe().result(10)
+        assert next(looks) <= 102  # once for the request, once for each question
+        r.engine.visit(Guests.leave, guest).result(10)
+        assert r.listener.answer(waiting) == answer_to([2] * 4 * SIZE, 4)
 
 
 def test_a_running_request_that_a_guest_leaves_no_room_for_goes_on_later() -> None:

@@ -182,6 +182,15 @@ def test_lengths_forged_under_a_right_seal_take_no_memory(
         tracemalloc.stop()
 
 
+def test_a_portion_that_is_no_portion_is_refused_with_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "session"
+    header = msgspec.structs.replace(HEADER, tokens=2**20, stored_block_bytes=2**20, portion_blocks=2**18)
+    path.write_bytes(sealed(msgspec.json.encode(header)))
+    os.truncate(path, file_bytes(header))
+    with path.open("rb", buffering=0) as file, pytest.raises(DamagedSession, match="portions are too large"):
+        SessionReader(file, KEY)
+
+
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
