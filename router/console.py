@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -113,11 +114,13 @@ def _candidates_table(decision: dict[str, Any]) -> Table:
 
 
 def _replicas_table(fleet: dict[str, Any]) -> Table:
-    table = Table(title=f"{fleet['policy']}, {fleet['view']} view")
-    for heading in ("replica", "model", "state"):
-        table.add_column(heading)
+    # On 80 columns too, whatever a replica is called: names are folded, never cut off.
+    table = Table(title=f"{fleet['policy']}, {fleet['view']} view", box=SIMPLE_HEAD, padding=0)
+    for heading in ("replica", "model"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("state", no_wrap=True)
     for heading in ("blocks", "running", "waiting", "active", "wait s", "trust"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for replica in sorted(fleet["replicas"], key=lambda replica: str(replica["id"])):
         load = replica["load"] or {}
         state = replica["state"] if replica["reachable"] else "unreachable"
@@ -125,7 +128,7 @@ def _replicas_table(fleet: dict[str, Any]) -> Table:
             replica["id"],
             replica["model"],
             state,
-            f"{_known(replica['blocks'])} / {_known(replica['capacity_blocks'])}",
+            f"{_known(replica['blocks'])}/{_known(replica['capacity_blocks'])}",
             _known(load.get("running")),
             _known(load.get("waiting")),
             str(replica["active"]),

@@ -20,7 +20,7 @@ from router.health import Health
 from router.metrics import RouterMetrics
 from router.placement import NoReplicaError, Placement
 from shared.api import CHAT_PATH, COMPLETIONS_PATH, GENERATION_PATHS, ApiError, parse_routing, parse_tokenize
-from shared.api_errors import invalid_value, not_ready, path_not_found
+from shared.api_errors import invalid_value, not_ready
 
 __all__ = ["Control"]
 
@@ -128,7 +128,8 @@ class Control:
         """No new work for that replica, or again new work; what runs there goes on."""
         self._require_admin(request)
         if not self._fleet.drain(replica_id, draining):
-            raise path_not_found(request.path)
+            message = f"no replica is called {replica_id[:200]!r}: GET /replicas names those there are"
+            raise ApiError(404, "replica_not_found", message)
         return _json({"id": replica_id, "draining": draining})
 
     def _describe(self, replica: FleetReplica, now: float) -> dict[str, object]:

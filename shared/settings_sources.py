@@ -283,5 +283,6 @@ def _help(field: _Field) -> str:
     if field.rules.choices:
         notes.append(f"one of {', '.join(field.rules.choices)}")
     if field.default not in (dataclasses.MISSING, None, "", ()):
-        notes.append(f"default {field.default}")
+        shown = ",".join(field.default) if isinstance(field.default, tuple) else field.default
+        notes.append(f"default {shown}")
     return field.rules.help + (f" ({'; '.join(notes)})" if notes else "")
