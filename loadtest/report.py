@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 
 from loadtest import plots
-from loadtest.results import PolicyResult, Results, Run
+from loadtest.results import PolicyResult, Ratio, Results, Run
 from loadtest.summary import COLUMNS, cells, headline, notes, ratio_line
 
 __all__ = ["write_report"]
@@ -35,7 +35,7 @@ def write_report(
             headline=escape(headline(results)),
             warnings="".join(f'<p class="warning">{escape(note)}</p>' for note in notes(results)),
             table=_table(results.policies),
-            ratios="".join(f"<li>{escape(ratio_line(ratio))}</li>" for ratio in results.ratios),
+            ratios=_ratios(results.ratios),
             figures=figures,
             setup=_definitions(results.setup),
             method="".join(f"<li>{escape(line)}</li>" for line in method or _METHOD),
@@ -51,6 +51,14 @@ def _table(policies: Mapping[str, PolicyResult]) -> str:
         body = "".join(f"<td>{value}<small>{spread}</small></td>" for value, spread in cells(policies[policy]))
         rows.append(f'<tr><th><i style="background:{colour}"></i>{escape(policy)}</th>{body}</tr>')
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _ratios(ratios: Sequence[Ratio]) -> str:
+    if not ratios:
+        return ""
+    items = "".join(f"<li>{escape(ratio_line(ratio))}</li>" for ratio in ratios)
+    note = "Small figures: lowest and highest repeat. Ratios within each repeat, with their extremes:"
+    return f"<p>{note}</p><ul>{items}</ul>"
 
 
 def _definitions(setup: Mapping[str, object]) -> str:
@@ -84,7 +92,7 @@ _METHOD = (
     "turns at going first. Each repeat has a seed of its own; ratios are paired by repeat.",
     "Requests that failed or were refused count against the policy, with all the time they were allowed.",
     "The load generator measures its own lag. A run whose lag at p99 exceeds a fifth of the median time to first "
-    "token is void and enters no figure.",
+    "token is void and enters no figure, unless a policy has no other.",
     "Hit rates are shares of prompt tokens, by the engines' own count. Imbalance is the prompt tokens of the "
     "busiest replica over the mean.",
 )
@@ -123,8 +131,7 @@ dt { color: var(--soft); } dd { margin: 0; color: var(--ink); overflow-wrap: any
 <header><small>Warmroute comparison</small><h1>$headline</h1></header>
 $warnings
 <div class="wide">$table</div>
-<section><p>Small figures: lowest and highest repeat. Ratios within each repeat, with their extremes:</p>
-<ul>$ratios</ul></section>
+<section>$ratios</section>
 $figures
 <section><h2>Setup</h2><dl>$setup</dl></section>
 <section><h2>Method</h2><ul>

@@ -44,6 +44,9 @@ def cells(result: PolicyResult) -> list[Cell]:
 
 def headline(results: Results) -> str:
     """The finding in a sentence, with its spread."""
+    reasons = [run.void for result in results.policies.values() for run in result.repeats]
+    if reasons and all(reasons):
+        return "No finding: every run is void, and the figures are those of void runs."
     found = {(ratio.policy, ratio.measure): ratio for ratio in results.ratios}
     for policy, result in results.policies.items():
         hits, ttft = found.get((policy, "hit_rate")), found.get((policy, "ttft_ms_mean"))

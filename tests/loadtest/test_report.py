@@ -135,6 +135,15 @@ def test_void_runs_are_told_of(runs: dict[str, list[Run]]) -> None:
     assert "1 of 4 runs are void: the load generator lagged" in told[0]
 
 
+def test_where_every_run_is_void_nothing_is_found_and_no_ratios_are_promised(tmp_path: Path) -> None:
+    void = {policy: [run(policy, 0, 50.0, 800, lag_ms=40.0)] for policy in ("cache-aware", "round-robin")}
+    policies = {policy: summarize_policy(each, 10.0) for policy, each in void.items()}
+    results = Results(policies, ratios(policies, "round-robin"), {})
+    assert headline(results).startswith("No finding: every run is void")
+    write_report(tmp_path / "report.html", results, void)
+    assert "Ratios within each repeat" not in (tmp_path / "report.html").read_text()
+
+
 def test_a_browser_shows_it_without_complaint(page: Path, results: Results, tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
