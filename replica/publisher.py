@@ -185,9 +185,11 @@ class Publisher:
             try:
                 if not self._current and self._clock() >= self._retry_at:
                     await self._republish()
-                if self._current and self._changed and self._clock() >= self._flush_at:
+                now = self._clock()
+                # Before a renewal too: its answer is compared with what we hold, all of which must have been written.
+                if self._current and self._changed and now >= min(self._flush_at, self._renew_at):
                     await self._flush()
-                if self._current and self._clock() >= self._renew_at:
+                if self._current and now >= self._renew_at:
                     await self._renew()
                     if self._current and self._clock() >= self._settled_at:
                         self._enter("publishing", logging.INFO, "all is published to Redis and stays there")

@@ -158,6 +158,17 @@ async def test_a_flushed_redis_is_filled_again_as_a_new_epoch(redis_url: str, cl
         assert client.get("warmroute:{default}:tokenizer:digest") == b"bundle"
 
 
+async def test_a_renewal_amid_unwritten_changes_takes_nothing_for_lost(redis_url: str, client: Any) -> None:
+    async with publishing(redis_url) as publisher:
+        await eventually(lambda: publisher.current)
+        for number in range(50):
+            publisher.offer(CacheEvents(blocks(number), []))
+            publisher.announce_soon()
+            await eventually(lambda: not publisher._queue and publisher._renew_at > 0)
+        await eventually(lambda: stored_in(client) == set(range(50)))
+        assert publisher.republished == 1
+
+
 async def test_a_lost_tokenizer_alone_is_written_again(redis_url: str, client: Any) -> None:
     async with publishing(redis_url) as publisher:
         await eventually(lambda: publisher.current)
