@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from shared.settings import (
+    BenchRouterSettings,
     BenchSettings,
     CompareSettings,
     DoctorSettings,
@@ -70,6 +71,8 @@ def _compare(argv: Arguments) -> int:
 
 
 def _bench(argv: Arguments) -> int:
+    if argv[:1] == ["router"]:
+        return _bench_router(argv[1:])
     settings = parse(BenchSettings, argv, os.environ, "warmroute bench")
     if settings.name == "tiers":
         _require_engine(settings.engine)
@@ -81,6 +84,13 @@ def _bench(argv: Arguments) -> int:
 def _simulate(argv: Arguments) -> int:
     settings = parse(SimulateSettings, argv, os.environ, "warmroute simulate")
     from loadtest.simulator.command import run
+
+    return run(settings)
+
+
+def _bench_router(argv: Arguments) -> int:
+    settings = parse(BenchRouterSettings, argv, os.environ, "warmroute bench router")
+    from loadtest.bench_router import run
 
     return run(settings)
 

@@ -1,0 +1,254 @@
+"""`warmroute bench router`: what a request costs in the router, side by side with others, over the same replicas.
+
+    load generator --> a contestant --> replicas that answer at once      each a process of its own
+          `----------- direct ----------------^
+
+Contestants take turns, in another order each round, so that a machine whose speed drifts drifts for all. CPU time is
+the contestant's own, its children included, and says more than requests per second where processors are shared.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.bench_load import Figures, Job
+from loadtest.bench_upstreams import CHUNKS
+from loadtest.process_figures import resident_bytes
+from shared.embedded_redis import find_or_start
+from shared.settings import BenchRouterSettings
+
+__all__ = ["run"]
+
+_READY_SECONDS = 30.0
+_POLL_SECONDS = 0.1
+_RUN_SECONDS = 600.0
+_SETTLE_SECONDS = 1.5
+"""For whoever asks its replicas first whether they are well."""
+_OPEN_LOOP_REQUESTS = 1500
+_STREAM_CONNECTIONS = 200
+_MIB = 2**20
+
+
+class _BenchError(Exception):
+    """The bench cannot be run. The message says why."""
+
+
+@dataclass
+class _Contestant:
+    name: str
+    urls: list[str]
+    pid: int | None
+    measured: dict[str, list[float]] = field(default_factory=dict)
+    failed: int = 0
+
+    def note(self, figure: str, value: float) -> None:
+        self.measured.setdefault(figure, []).append(value)
+
+
+class _Column(NamedTuple):
+    figure: str
+    form: str
+
+
+_COLUMNS = {
+    "CPU us / request": _Column("cpu_us", "{:,.0f}"),
+    "requests / s": _Column("per_second", "{:,.0f}"),
+    "added p50 ms": _Column("added_p50_ms", "{:.2f}"),
+    "added p99 ms": _Column("added_p99_ms", "{:.2f}"),
+    "CPU us / stream": _Column("stream_cpu_us", "{:,.0f}"),
+    "us / chunk": _Column("chunk_us", "{:.1f}"),
+    "memory MiB": _Column("memory_mib", "{:,.0f}"),
+    "grown MiB": _Column("grown_mib", "{:+,.0f}"),
+}
+
+
+def run(settings: BenchRouterSettings) -> int:
+    """0 when every request was answered, 1 where some were not or the bench could not be run."""
+    console, errors = Console(), Console(stderr=True)
+    try:
+        with ExitStack() as stack:
+            contestants = _start(settings, stack)
+            for number in range(settings.repeats):
+                for contestant in contestants[number % len(contestants) :] + contestants[: number % len(contestants)]:
+                    errors.print(f"round {number + 1} of {settings.repeats}: {contestant.name}", markup=False)
+                    _measure(contestant, settings, seed=1 + number)
+                _add_latencies(contestants)
+    except _BenchError as error:
+        errors.print(f"warmroute bench router: {error}", markup=False)
+        return 1
+    console.print(_table(contestants))
+    for line in _ratios(contestants[1:]):
+        console.print(line, markup=False)
+    if settings.out is not None:
+        results = {c.name: {"failed": c.failed, **c.measured} for c in contestants}
+        Path(settings.out).write_text(json.dumps(results, indent=1))
+    return 1 if any(contestant.failed for contestant in contestants) else 0
+
+
+def _start(settings: BenchRouterSettings, stack: ExitStack) -> list[_Contestant]:
+    """Direct first, then our router, then the others."""
+    redis = stack.enter_context(find_or_start(settings.redis))
+    upstreams = stack.enter_context(_module("loadtest.bench_upstreams", redis.url, str(settings.replicas)))
+    replicas = _ready_line(upstreams)
+    contestants = [_Contestant("direct", replicas, None)]
+    commands = [f"{sys.executable} -m warmroute router --port {{port}} --redis {redis.url} {settings.router_flags}"]
+    for number, command in enumerate([*commands, *settings.peer_command]):
+        url, pid = stack.enter_context(_program(command, replicas))
+        contestants.append(_Contestant(_name_of(command) if number else "warmroute", [url], pid))
+    contestants += [_Contestant(url, [url], None) for url in settings.peer]
+    time.sleep(_SETTLE_SECONDS)
+    for contestant in contestants:  # what is done once is not measured
+        _play(contestant, Job(contestant.urls, None, settings.connections, 20 * settings.connections))
+    return contestants
+
+
+def _measure(contestant: _Contestant, settings: BenchRouterSettings, seed: int) -> None:
+    memory = resident_bytes(contestant.pid) if contestant.pid else 0
+    base = Job(contestant.urls, contestant.pid, settings.connections, settings.requests, seed=2 * seed)
+    whole = _play(contestant, base)
+    contestant.note("per_second", whole.requests / whole.seconds)
+    timed = msgspec.structs.replace(base, requests=_OPEN_LOOP_REQUESTS, rate=settings.rate, seed=2 * seed + 1_000)
+    latencies = sorted(_play(contestant, timed).latencies_ms)
+    contestant.note("p50_ms", latencies[len(latencies) // 2])
+    contestant.note("p99_ms", latencies[len(latencies) * 99 // 100])
+    streams = settings.requests // 8
+    connections = min(_STREAM_CONNECTIONS, streams)
+    job = msgspec.structs.replace(base, connections=connections, requests=streams, stream=True, seed=2 * seed + 1)
+    streamed = _play(contestant, job)
+    if contestant.pid:
+        contestant.note("cpu_us", 1e6 * whole.cpu_seconds / whole.requests)
+        contestant.note("stream_cpu_us", 1e6 * streamed.cpu_seconds / streamed.requests)
+        contestant.note(
+            "chunk_us", (contestant.measured["stream_cpu_us"][-1] - contestant.measured["cpu_us"][-1]) / CHUNKS
+        )
+        contestant.note("memory_mib", resident_bytes(contestant.pid) / _MIB)
+        contestant.note("grown_mib", (resident_bytes(contestant.pid) - memory) / _MIB)
+
+
+def _add_latencies(contestants: list[_Contestant]) -> None:
+    direct = contestants[0].measured
+    for contestant in contestants[1:]:
+        for figure in ("p50_ms", "p99_ms"):
+            contestant.note(f"added_{figure}", contestant.measured[figure][-1] - direct[figure][-1])
+
+
+def _play(contestant: _Contestant, job: Job) -> Figures:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "loadtest.bench_load"],
+            input=msgspec.json.encode(job),
+            capture_output=True,
+            timeout=_RUN_SECONDS,
+            check=True,
+        )
+    except subprocess.CalledProcessError as error:
+        raise _BenchError(f"{contestant.name}: {error.stderr.decode().strip().splitlines()[-1]}") from None
+    except subprocess.TimeoutExpired:
+        raise _BenchError(f"{contestant.name} did not answer all requests within {_RUN_SECONDS:g} s") from None
+    figures = msgspec.json.decode(done.stdout, type=Figures)
+    contestant.failed += figures.failed
+    return figures
+
+
+def _table(contestants: list[_Contestant]) -> Table:
+    table = Table(title="Median of the rounds, lowest to highest in brackets")
+    table.add_column("")
+    for heading in _COLUMNS:
+        table.add_column(heading, justify="right")
+    table.add_column("failed", justify="right")
+    for contestant in contestants:
+        cells = [_cell(contestant.measured.get(column.figure), column.form) for column in _COLUMNS.values()]
+        table.add_row(contestant.name, *cells, str(contestant.failed))
+    return table
+
+
+def _cell(values: list[float] | None, form: str) -> str:
+    if not values:
+        return ""
+    low, middle, high = (form.format(value) for value in (min(values), statistics.median(values), max(values)))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def _ratios(contestants: list[_Contestant]) -> Iterator[str]:
+    """Ours over each other's, round by round."""
+    ours, *others = contestants
+    for other in others:
+        for heading, figure in (("CPU per request", "cpu_us"), ("CPU per stream", "stream_cpu_us")):
+            if figure in other.measured:
+                pairs = [mine / its for mine, its in zip(ours.measured[figure], other.measured[figure], strict=True)]
+                spread = f"{min(pairs):.2f} to {max(pairs):.2f}"
+                yield f"{heading}, {ours.name} / {other.name}: {statistics.median(pairs):.2f} ({spread})"
+
+
+@contextmanager
+def _module(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    with _started([sys.executable, "-m", name, *arguments], subprocess.PIPE) as process:
+        yield process
+
+
+@contextmanager
+def _program(command: str, replicas: list[str]) -> Iterator[tuple[str, int]]:
+    """Its URL and process id, once it answers. `{port}` and `{replicas}` in the command are filled in."""
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    filled = command.replace("{port}", str(port)).replace("{replicas}", " ".join(replicas))
+    url = f"http://127.0.0.1:{port}"
+    with _started(shlex.split(filled), subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + _READY_SECONDS
+        while not _answers(url):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise _BenchError(f"{_name_of(command)} does not answer on its port: {filled}")
+            time.sleep(_POLL_SECONDS)
+        yield url, process.pid
+
+
+@contextmanager
+def _started(arguments: list[str], stdout: int) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(  # noqa: S603 - no shell; ours, or the command that the user named
+        arguments, stdout=stdout, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(_READY_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _ready_line(process: subprocess.Popen[str]) -> list[str]:
+    assert process.stdout is not None
+    word, *urls = process.stdout.readline().split() or [""]
+    if word != "ready":
+        raise _BenchError("the bench's replicas do not start")
+    return urls
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(f"{url}/v1/models", timeout=_READY_SECONDS) as answer:  # noqa: S310 - a URL of our own
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False
+
+
+def _name_of(command: str) -> str:
+    return Path(shlex.split(command)[0]).name
