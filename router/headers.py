@@ -8,32 +8,35 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from itertools import count
 
-from multidict import CIMultiDict
+from router.http1 import Head
 
 __all__ = ["RequestIds", "request_headers", "response_headers", "safe_value"]
 
-_OWN_PREFIX = "x-warmroute-"
+_OWN_PREFIX = b"x-warmroute-"
 _HOP_BY_HOP = frozenset(
     {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
     }
 )
 # Said anew on the way to a replica: where it goes, how long the body is, and that the body is already here.
-_REWRITTEN = frozenset({"host", "content-length", "expect", "x-request-id"})
+_REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _UNSAFE = re.compile(r"[^\x20-\x7e]+")
 _LONGEST_VALUE = 512
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+"""Names and values as they came."""
 
 
 class RequestIds:
@@ -49,39 +52,37 @@ class RequestIds:
         return f"{self._prefix}-{next(self._numbers):x}"
 
 
-def request_headers(received: Mapping[str, str], request_id: str, admin_key: str = "") -> CIMultiDict[str]:
-    """What goes to the replica. The cluster's `admin_key` is for this router alone and never goes on."""
-    dropped = _HOP_BY_HOP | _REWRITTEN | _named_by_connection(received)
-    kept: CIMultiDict[str] = CIMultiDict()
-    for name, value in received.items():
+def request_headers(received: RawHeaders, request_id: str, admin_key: bytes = b"") -> bytes:
+    """What goes to the replica, as lines. The cluster's `admin_key` is for this router alone and never goes on."""
+    dropped = _HOP_BY_HOP | _REWRITTEN | _named_by(value for name, value in received if name.lower() == b"connection")
+    lines = []
+    for name, value in received:
         lowered = name.lower()
         if lowered in dropped or lowered.startswith(_OWN_PREFIX) or (admin_key and admin_key in value):
             continue
-        kept.add(name, value)
-    kept["x-request-id"] = request_id
-    return kept
+        lines.append(b"%b: %b\r\n" % (name, value))
+    lines.append(b"x-request-id: %b\r\n" % request_id.encode())
+    return b"".join(lines)
 
 
-def response_headers(received: Mapping[str, str], own: Iterable[tuple[str, str]]) -> CIMultiDict[str]:
-    """What goes to the client: the replica's headers, and the router's `own` in place of any of the same name."""
-    dropped = _HOP_BY_HOP | _named_by_connection(received)
-    kept: CIMultiDict[str] = CIMultiDict()
-    for name, value in received.items():
-        lowered = name.lower()
-        if lowered not in dropped and not lowered.startswith(_OWN_PREFIX):
-            kept.add(name, value)
-    for name, value in own:
-        kept[name] = safe_value(value)
-    return kept
+def response_headers(received: Head, own: Iterable[tuple[str, str]]) -> bytes:
+    """What goes to the client, as lines: the replica's, and the router's `own` in place of any of the same name."""
+    dropped = _HOP_BY_HOP | _named_by(received.all(b"connection"))
+    lines = []
+    for name, _, line in received.fields:
+        if name not in dropped and name != b"x-request-id" and not name.startswith(_OWN_PREFIX):
+            lines.append(line)
+    lines += [f"{name}: {safe_value(value)}".encode() for name, value in own]
+    lines.append(b"")
+    return b"\r\n".join(lines)
 
 
 def safe_value(value: str) -> str:
     """Printable ASCII of bounded length: nothing that a replica or client named can end a header line."""
+    if len(value) <= _LONGEST_VALUE and value.isascii() and value.isprintable():
+        return value
     return _UNSAFE.sub("?", value[:_LONGEST_VALUE])
 
 
-def _named_by_connection(received: Mapping[str, str]) -> frozenset[str]:
-    connection = received.get("Connection")
-    if connection is None:
-        return frozenset()
-    return frozenset(name.strip().lower() for name in connection.split(","))
+def _named_by(connection_headers: Iterable[bytes]) -> frozenset[bytes]:
+    return frozenset(name.strip().lower() for value in connection_headers for name in value.split(b","))

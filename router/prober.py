@@ -86,8 +86,8 @@ class Prober:
 
     async def _get(self, replica: FleetReplica, path: str) -> tuple[int, bytes]:
         # Not kept open: a probe is to prove that a new connection can be made.
-        headers = {"Connection": "close"}
-        response = await self._upstream.open("GET", replica.url + path, headers, b"", _TIMEOUT_SECONDS)
+        headers = b"Connection: close\r\n"
+        response = await self._upstream.open("GET", replica.url, path, headers, b"", _TIMEOUT_SECONDS)
         try:
             body = b""
             async with asyncio.timeout(_TIMEOUT_SECONDS):

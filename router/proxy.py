@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import web
-from multidict import CIMultiDict
 
 from router.admission import Admission
 from router.bodies import read_body, unpacked
@@ -39,8 +38,8 @@ __all__ = ["Limits", "Proxy"]
 
 _logger = logging.getLogger(__name__)
 
-_COUNT = re.compile(r"[0-9]{1,12}")
-_EXPECT_CACHED = "x-warmroute-expect-cached-tokens"
+_COUNT = re.compile(rb"[0-9]{1,12}")
+_EXPECT_CACHED = b"x-warmroute-expect-cached-tokens: %d\r\n"
 _ELSEWHERE = (502, 503)
 """What a dying or full replica answers: another one may do better. Client errors are the client's."""
 
@@ -75,6 +74,7 @@ class Proxy:
         self._admission = admission
         self._metrics = metrics
         self._limits = limits
+        self._admin_key = limits.admin_key.encode()
         self._clock = clock
         self._ids = RequestIds()
         self._least_loaded = LeastLoaded()
@@ -143,7 +143,7 @@ class Proxy:
     def _errand(
         self, request: web.BaseRequest, exchange: Exchange, body: bytes, asked: Request, policy: Policy | None = None
     ) -> _Errand:
-        headers = request_headers(request.headers, exchange.request_id, self._limits.admin_key)
+        headers = request_headers(request.raw_headers, exchange.request_id, self._admin_key)
         return _Errand(request, exchange, headers, body, asked, policy)
 
     async def _deliver(self, errand: _Errand) -> web.StreamResponse:
@@ -189,12 +189,12 @@ class Proxy:
         """
         request, exchange = errand.request, errand.exchange
         replica_id = attempt.decision.chosen.replica_id
-        url = base_url + request.rel_url.raw_path_qs
+        target = request.rel_url.raw_path_qs
         headers = self._headers(errand, attempt)
         upstream: UpstreamResponse | None = None
         self._health.begin(replica_id)
         try:
-            upstream = await self._upstream.open(request.method, url, headers, errand.body)
+            upstream = await self._upstream.open(request.method, base_url, target, headers, errand.body)
             self._open.add(upstream)
             # 429 and 503 are pressure, other client errors the client's: the replica is well.
             well = upstream.status < 500 or upstream.status == 503
@@ -202,7 +202,8 @@ class Proxy:
                 self._health.answering(replica_id)
             else:
                 self._note_failure(replica_id, f"status_{upstream.status}", "it answered with an error")
-            if upstream.status == 412 and _EXPECT_CACHED in headers and (held := _cached_tokens(upstream)) is not None:
+            expected = headers is not errand.headers
+            if upstream.status == 412 and expected and (held := _cached_tokens(upstream)) is not None:
                 self._placement.colder(attempt, held)
                 raise _ColderThanBelieved(held)
             if may_retry and upstream.status in _ELSEWHERE:
@@ -232,14 +233,12 @@ class Proxy:
                 self._open.discard(upstream)
                 upstream.close()
 
-    def _headers(self, errand: _Errand, attempt: Attempt) -> CIMultiDict[str]:
+    def _headers(self, errand: _Errand, attempt: Attempt) -> bytes:
         """With what is expected of the replica's cache; not again after a refusal: one is enough."""
         predicted = attempt.decision.predicted_tokens
         if not (self._limits.expect_cached and predicted) or errand.corrections:
             return errand.headers
-        headers = errand.headers.copy()
-        headers[_EXPECT_CACHED] = str(predicted)
-        return headers
+        return errand.headers + _EXPECT_CACHED % predicted
 
     def _first_byte(self, exchange: Exchange, attempt: Attempt, upstream: UpstreamResponse) -> None:
         now = self._clock()
@@ -265,7 +264,7 @@ class _Errand:
 
     request: web.BaseRequest
     exchange: Exchange
-    headers: CIMultiDict[str]
+    headers: bytes
     body: bytes
     asked: Request
     policy: Policy | None
@@ -306,8 +305,8 @@ def _model_named_in(text: bytes) -> str:
 
 def _cached_tokens(upstream: UpstreamResponse) -> int | None:
     """As the engine counted them; None where it does not say."""
-    cached = upstream.headers.get("x-warmroute-cached-tokens", "")
-    return int(cached) if _COUNT.fullmatch(cached) else None
+    cached = upstream.head.get(b"x-warmroute-cached-tokens")
+    return int(cached) if cached is not None and _COUNT.fullmatch(cached) else None
 
 
 def _replica_failed(how: str, status: int = 502) -> ApiError:

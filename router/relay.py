@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from functools import partial
 
 from aiohttp import web
 
 from router.exchange import Exchange
 from router.headers import response_headers
+from router.reply import Reply
 from router.upstream import UpstreamError, UpstreamResponse
 from shared.api import ApiError, dialect_of
 from shared.sse import error_frames
@@ -32,48 +33,47 @@ async def relay(
 ) -> web.StreamResponse:
     """Answer with the replica's status, headers and body; `first` has been read already. Raises BrokenOffError.
 
-    Backpressure is the client's: the next chunk is read once this one has been taken.
+    A chunk goes from one connection to the other in the callback that brings it. This task sleeps meanwhile, and wakes
+    up at the end or when the client is slow: then the replica is not read until the client has taken what is there.
     """
-    headers = response_headers(upstream.headers, exchange.headers())
+    reply = Reply(request, upstream.head, response_headers(upstream.head, exchange.headers()))
     if upstream.complete:
-        whole = web.Response(status=upstream.status, headers=headers, body=first)
-        await whole.prepare(request)
-        await whole.write_eof()
-        return whole
-    response = web.StreamResponse(status=upstream.status, headers=headers)
-    await response.prepare(request)
-    chunk = first
+        reply.send_whole(first)
+        return reply
+    reply.begin(first)
+    _note_last_event(exchange, first)
     try:
-        while chunk:
-            await response.write(chunk)
-            if chunk.endswith(_LAST_EVENTS):
-                # Clients that know the protocol may leave now, before the end of the body: they have their answer.
-                exchange.outcome = "ok"
-            chunk = await upstream.read()
+        upstream.forward(partial(_pass_on, reply, exchange))
+        while not await upstream.progress():
+            await reply.drained()
+            upstream.resume()
     except UpstreamError as error:
-        await _end_broken(request, response, upstream, exchange, error)
-        raise BrokenOffError(response, error) from error
-    with suppress(ConnectionError):
-        await response.write_eof()
-    return response
+        _end_broken(reply, upstream, exchange, error)
+        raise BrokenOffError(reply, error) from error
+    reply.end()
+    return reply
 
 
-async def _end_broken(
-    request: web.BaseRequest,
-    response: web.StreamResponse,
-    upstream: UpstreamResponse,
-    exchange: Exchange,
-    error: UpstreamError,
-) -> None:
-    events = upstream.headers.get("Content-Type", "").startswith("text/event-stream")
-    if events and "Content-Length" not in response.headers and "Content-Encoding" not in response.headers:
+def _pass_on(reply: Reply, exchange: Exchange, chunk: bytes) -> bool:
+    _note_last_event(exchange, chunk)
+    return reply.pass_on(chunk)
+
+
+def _note_last_event(exchange: Exchange, chunk: bytes) -> None:
+    if chunk.endswith(_LAST_EVENTS):
+        # Clients that know the protocol may leave now, before the end of the body: they have their answer.
+        exchange.outcome = "ok"
+
+
+def _end_broken(reply: Reply, upstream: UpstreamResponse, exchange: Exchange, error: UpstreamError) -> None:
+    events = (upstream.head.get(b"content-type") or b"").startswith(b"text/event-stream")
+    if events and reply.takes_events and upstream.head.get(b"content-encoding") is None:
         failure = _failure(error)
         # The blank line ends an event that was cut short.
-        await response.write(b"\n\n" + error_frames(failure, dialect_of(exchange.path), exchange.request_id))
-        await response.write_eof()
-    elif request.transport is not None:
-        # A truncated body must not look complete.
-        request.transport.abort()
+        reply.pass_on(b"\n\n" + error_frames(failure, dialect_of(exchange.path), exchange.request_id))
+        reply.end()
+    else:
+        reply.abort()
 
 
 def _failure(error: UpstreamError) -> ApiError:

@@ -228,11 +228,19 @@ async def test_without_any_replica_the_answer_says_what_to_do(bench: BenchFactor
 
 @asynccontextmanager
 async def raw_server(serve: Serve) -> AsyncIterator[str]:
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    writers = []
+
+    async def tracked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await serve(reader, writer)
+
+    server = await asyncio.start_server(tracked, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
+        for writer in writers:
+            writer.transport.abort()
 
 
 async def _read_request(reader: asyncio.StreamReader) -> bytes:

@@ -6,9 +6,9 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
-from multidict import CIMultiDict
 
 from router.headers import RequestIds, response_headers, safe_value
+from router.http1 import parse_head
 
 
 @given(st.text(max_size=2000))
@@ -21,18 +21,17 @@ def test_what_is_plain_passes_as_it_is() -> None:
 
 
 def test_a_replica_id_with_a_line_break_cannot_add_a_header() -> None:
-    headers = response_headers({}, [("x-warmroute-replica", "a\r\nSet-Cookie: evil=1")])
-    assert headers["x-warmroute-replica"] == "a?Set-Cookie: evil=1"
+    headers = response_headers(parse_head(b"HTTP/1.1 200 OK"), [("x-warmroute-replica", "a\r\nSet-Cookie: evil=1")])
+    assert headers == b"x-warmroute-replica: a?Set-Cookie: evil=1\r\n"
 
 
 def test_repeated_headers_stay_repeated_and_the_routers_own_are_there_once() -> None:
-    received = CIMultiDict(
-        [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2"), ("X-Request-Id", "theirs"), ("Connection", "close")]
+    received = parse_head(
+        b"HTTP/1.1 200 OK\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nX-Request-Id: theirs\r\nX-Hop: 1\r\n"
+        b"Connection: close, X-Hop"
     )
     headers = response_headers(received, [("x-request-id", "ours")])
-    assert headers.getall("Set-Cookie") == ["a=1", "b=2"]
-    assert headers.getall("X-Request-Id") == ["ours"]
-    assert "Connection" not in headers
+    assert headers == b"Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nx-request-id: ours\r\n"
 
 
 @given(st.text(max_size=300))
