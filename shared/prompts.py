@@ -265,7 +265,9 @@ class PromptEncoder:
 
     def _tokenize(self, text: str, *, special_tokens: bool) -> list[int]:
         try:
-            return self.tokenizer.encode(text, add_special_tokens=special_tokens).ids
+            # Of the tokenizer's ways this one lets go of the interpreter meanwhile: other threads run on.
+            [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
+            return encoding.ids
         except Exception as error:  # lone surrogates, and whatever a normalizer may not like
             raise PromptError(f"the tokenizer does not accept this text: {error}", None) from error
 

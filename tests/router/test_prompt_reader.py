@@ -76,13 +76,14 @@ async def test_a_long_unseen_text_is_tokenized_off_the_loop(reader: PromptReader
 
     watching = asyncio.create_task(watch())
     text = " ".join(f"word{number}" for number in range(60_000))
+    await asyncio.sleep(0.01)  # it is watching now
     begun = time.monotonic()
     asked = await reader.exact(completion(text), encoder, ROOT, 16)
     taken = time.monotonic() - begun
     done = True
     await watching
     assert asked.prompt_tokens > 60_000
-    assert longest_pause < 0.5 * taken
+    assert longest_pause < 0.25 * taken
 
 
 def test_without_a_tokenizer_text_that_begins_alike_shares_its_first_keys(reader: PromptReader) -> None:
