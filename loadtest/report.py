@@ -120,6 +120,7 @@ table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-
 th, td { text-align: right; padding: .5rem .45rem; border-bottom: 1px solid var(--rule); vertical-align: top; }
 th:first-child { text-align: left; white-space: nowrap; }
 thead th { font-weight: 500; color: var(--soft); font-size: .8rem; }
+td { white-space: nowrap; }
 td small { display: block; color: var(--soft); font-size: .76rem; }
 th i { display: inline-block; width: .65rem; height: .65rem; border-radius: 2px; margin-right: .5rem; }
 .wide { overflow-x: auto; }
