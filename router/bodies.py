@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 
 from aiohttp import web
@@ -11,11 +12,14 @@ from shared.api_errors import body_too_large
 
 __all__ = ["read_body", "unpacked"]
 
+_LONGEST_PAUSE_SECONDS = 60.0
+"""For the next piece of a body. Who sends half of one and waits would otherwise hold its place for ever."""
+
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """Raises ApiError 413 when it is longer than that, 400 when it cannot be read."""
+    """Raises ApiError 413 when it is longer than that, 408 when it does not go on, 400 when it cannot be read."""
     announced = request.content_length
     if announced is not None and announced > max_bytes:
         raise body_too_large(max_bytes)
@@ -23,11 +27,27 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     if expects and request.transport is not None and not request.content.at_eof():
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     try:
-        return await request.read()
+        if request.content.is_eof():  # as nearly always, it came with the head
+            return await request.read()
+        body = bytearray()
+        while piece := await _next_piece(request):
+            body += piece
+            if len(body) > max_bytes:
+                raise body_too_large(max_bytes)
+        return bytes(body)
     except web.HTTPRequestEntityTooLarge:
         raise body_too_large(max_bytes) from None
+    except TimeoutError:
+        pause = f"nothing of the request body came for {_LONGEST_PAUSE_SECONDS:g} s"
+        raise ApiError(408, "request_timeout", f"{pause}: send it again") from None
     except web.RequestPayloadError as error:
         raise ApiError(400, "invalid_body", f"the request body cannot be read: {error}") from None
+
+
+async def _next_piece(request: web.BaseRequest) -> bytes:
+    """Empty at the end. Raises TimeoutError."""
+    async with asyncio.timeout(_LONGEST_PAUSE_SECONDS):
+        return await request.content.readany()
 
 
 def unpacked(body: bytes, encoding: str | None, max_bytes: int) -> bytes:

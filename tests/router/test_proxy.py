@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from router import bodies
 from tests.helpers import eventually
 from tests.router.conftest import BenchFactory, chat
 from tests.router.fake_replica import open_stream, refuse
@@ -66,6 +67,24 @@ async def test_a_chunked_body_over_the_limit_is_refused_too(bench: BenchFactory)
     async with b.client.post(b.url, data=endless()) as response:
         assert response.status == 413
     assert b.seen == 0
+
+
+async def test_a_body_that_does_not_go_on_is_given_up(bench: BenchFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_LONGEST_PAUSE_SECONDS", 0.3)
+    b = await bench(1)
+    whole = json.dumps(chat(False)).encode()
+
+    async def in_pieces(pause_seconds: float) -> AsyncIterator[bytes]:
+        for start in range(0, len(whole), 30):
+            yield whole[start : start + 30]
+            await asyncio.sleep(pause_seconds)
+
+    async with b.client.post(b.url, data=in_pieces(0.15)) as response:
+        assert response.status == 200, "slow, but it goes on"
+    async with b.client.post(b.url, data=in_pieces(5)) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (408, "request_timeout")
+    await b.settled()
+    assert b.seen == 1
 
 
 async def test_the_first_byte_passes_before_the_last_is_produced(bench: BenchFactory) -> None:
