@@ -74,16 +74,9 @@ def _bench(argv: Arguments) -> int:
     if argv[:1] == ["router"]:
         return _bench_router(argv[1:])
     settings = parse(BenchSettings, argv, os.environ, "warmroute bench")
-    if settings.name == "tiers":
-        _require_engine(settings.engine)
+    if settings.name in ("tiers", "prefill", "engine"):
+        _require_engine("torch" if settings.name == "engine" else settings.engine)
     from loadtest.benches.run import run
-
-    return run(settings)
-
-
-def _simulate(argv: Arguments) -> int:
-    settings = parse(SimulateSettings, argv, os.environ, "warmroute simulate")
-    from loadtest.simulator.command import run
 
     return run(settings)
 
@@ -91,6 +84,13 @@ def _simulate(argv: Arguments) -> int:
 def _bench_router(argv: Arguments) -> int:
     settings = parse(BenchRouterSettings, argv, os.environ, "warmroute bench router")
     from loadtest.bench_router import run
+
+    return run(settings)
+
+
+def _simulate(argv: Arguments) -> int:
+    settings = parse(SimulateSettings, argv, os.environ, "warmroute simulate")
+    from loadtest.simulator.command import run
 
     return run(settings)
 

@@ -61,21 +61,21 @@ class _Shared:
 
 @dataclass(frozen=True, slots=True)
 class _Tails:
-    """Decodes with a short rest of context each."""
+    """The rest of the context of some decodes, their own tokens included."""
 
-    rows: torch.Tensor
-    blocks: torch.Tensor
+    rows: torch.Tensor | slice
+    sequences: int
+    blocks: torch.Tensor | range
     """[sequences * blocks of the longest tail]; the padding names any block."""
-    mask: torch.Tensor
-    """[sequences, 1, 1, slots of the longest tail], 0 where the context is, else minus infinity."""
+    tokens: int
+    """Of the longest tail."""
+    mask: torch.Tensor | None
+    """[sequences, 1, 1, tokens], 0 where a tail is, else minus infinity; None for a tail alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Queries `rows` of the packed row come after `past` tokens of their sequence, which are in `blocks`.
-
-    For a decode, `past` includes its own token.
-    """
+    """Queries `rows` of the packed row come after `past` tokens of their sequence, which are in `blocks`."""
 
     rows: slice
     past: int
@@ -93,7 +93,7 @@ class CascadeAttention:
         self._decodes = len(decodes)
         self._shared: list[_Shared] = []
         tail_starts = self._find_shared(decodes)
-        self._tails, self._alone = self._find_tails(decodes, tail_starts)
+        self._tails = self._find_tails(decodes, tail_starts)
         self._spans: list[_Span] = []
         first = len(decodes)
         for chunk in prompts:
@@ -116,28 +116,25 @@ class CascadeAttention:
             covered[rows] = [end] * (rows.stop - rows.start)
         return covered
 
-    def _find_tails(self, decodes: list[Chunk], starts: list[int]) -> tuple[_Tails | None, list[_Span]]:
+    def _find_tails(self, decodes: list[Chunk], starts: list[int]) -> list[_Tails]:
         size = self._pool.block_size
-        rows: list[int] = []
-        tables: list[list[int]] = []
-        tokens: list[int] = []
-        alone: list[_Span] = []
-        for row, (chunk, start) in enumerate(zip(decodes, starts, strict=True)):
-            table = chunk.sequence.block_ids[start : -(-chunk.end // size)]
-            rest = chunk.end - start * size
-            if rest > _SHORT_TOKENS:
-                alone.append(_Span(slice(row, row + 1), rest, self._pool.blocks_of(table)))
-            else:
-                rows.append(row)
-                tables.append(table)
-                tokens.append(rest)
-        if not rows:
-            return None, alone
+        tables = [chunk.sequence.block_ids[s : -(-chunk.end // size)] for chunk, s in zip(decodes, starts, strict=True)]
+        tokens = [chunk.end - start * size for chunk, start in zip(decodes, starts, strict=True)]
+        short = [row for row, rest in enumerate(tokens) if rest <= _SHORT_TOKENS]
+        alone = [row for row, rest in enumerate(tokens) if rest > _SHORT_TOKENS]
+        if len(short) == 1:
+            alone += short
+        tails = [_Tails(slice(row, row + 1), 1, self._pool.blocks_of(tables[row]), tokens[row], None) for row in alone]
+        if len(short) > 1:
+            tails.append(self._padded(short, [tables[row] for row in short], [tokens[row] for row in short]))
+        return tails
+
+    def _padded(self, rows: list[int], tables: list[list[int]], tokens: list[int]) -> _Tails:
         longest = max(map(len, tables))
         padded = [block for table in tables for block in table + table[-1:] * (longest - len(table))]
-        hidden = torch.arange(longest * size) >= torch.tensor(tokens)[:, None]
+        hidden = torch.arange(max(tokens)) >= torch.tensor(tokens)[:, None]
         mask = torch.zeros(hidden.shape, dtype=self._pool.dtype).masked_fill_(hidden, float("-inf"))
-        return _Tails(self._pool.index(rows), self._pool.index(padded), mask[:, None, None]), alone
+        return _Tails(self._pool.index(rows), len(rows), self._pool.index(padded), max(tokens), mask[:, None, None])
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
@@ -156,18 +153,15 @@ class CascadeAttention:
         group = heads // kv_heads
         # [decodes, kv heads, query heads of each, head dim]
         queries = query[0, :, : self._decodes].transpose(0, 1).reshape(self._decodes, kv_heads, group, head_dim)
-        outputs = torch.empty_like(queries)
-        weights = torch.empty(queries.shape[:3], dtype=torch.float32)
-        if self._tails:
-            rows = self._tails.rows
-            keys, values = (
-                kv.view(kv_heads, len(rows), -1, head_dim).transpose(0, 1)
-                for kv in self._pool.read(layer, self._tails.blocks)
-            )
-            outputs[rows], weights[rows] = _flash(queries[rows], keys, values, scaling, mask=self._tails.mask)
-        for span in self._alone:
-            keys, values = (kv[None, :, : span.past] for kv in self._pool.read(layer, span.blocks))
-            outputs[span.rows], weights[span.rows] = _flash(queries[span.rows], keys, values, scaling)
+        if len(self._tails) == 1:  # that of all decodes
+            outputs, weights = self._attend_tails(layer, queries, self._tails[0], scaling)
+        else:
+            outputs = torch.empty_like(queries)
+            weights = torch.empty(queries.shape[:3], dtype=torch.float32)
+            for tails in self._tails:
+                outputs[tails.rows], weights[tails.rows] = self._attend_tails(
+                    layer, queries[tails.rows], tails, scaling
+                )
         for shared in self._shared:
             rows_queries = queries[shared.rows].transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
             keys, values = (kv[None] for kv in self._pool.read(layer, shared.blocks))
@@ -176,6 +170,15 @@ class CascadeAttention:
             weight = weight.view(kv_heads, -1, group).transpose(0, 1)
             _merge(outputs[shared.rows], weights[shared.rows], output, weight)
         attended[0, :, : self._decodes] = outputs.view(self._decodes, heads, head_dim).transpose(0, 1)
+
+    def _attend_tails(
+        self, layer: int, queries: torch.Tensor, tails: _Tails, scaling: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = (
+            kv.view(kv.shape[0], tails.sequences, -1, kv.shape[2])[:, :, : tails.tokens].transpose(0, 1)
+            for kv in self._pool.read(layer, tails.blocks)
+        )
+        return _flash(queries, keys, values, scaling, mask=tails.mask)
 
     def _attend_chunk(
         self,

@@ -29,6 +29,8 @@ __all__ = ["PAGE_TOKENS", "Layout", "VarlenAttention", "layout_of", "serves"]
 
 PAGE_TOKENS = 256
 """What the kernel's pages must be a multiple of."""
+_WIDEST_HEAD = 256
+_AMPERE = (8, 0)
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -45,7 +47,15 @@ _kernel = _find_kernel()
 
 
 def serves(pool: KVPool) -> bool:
-    return _kernel is not None and pool.device.type == "cuda" and pool.dtype in _HALF
+    head_dim = pool.block_shape[-1]
+    return (
+        _kernel is not None
+        and pool.dtype in _HALF
+        and head_dim % 8 == 0
+        and head_dim <= _WIDEST_HEAD
+        and pool.device.type == "cuda"
+        and torch.cuda.get_device_capability(pool.device) >= _AMPERE
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ class ModelRunner:
                 sequences = [chunk.sequence for chunk in sampling]
                 tokens = sample(logits, sequences) if sampling else []
                 told = token_logprobs(logits, tokens, sequences)
+            if not sampling and self._pool.device.type == "cuda":
+                torch.cuda.synchronize(self._pool.device)  # else the next step would pay for this one
         except (RuntimeError, IndexError) as error:  # torch's own: out of memory, a token beyond the vocabulary
             raise RunnerError(f"the forward pass failed: {str(error).splitlines()[0]}") from error
         logprobs = None if told is None else _at_their_chunks(chunks, told)

@@ -41,7 +41,7 @@ POLICY_NAMES = (
     "prefix-tree",
     "session",
 )
-BENCH_NAMES = ("cache", "pool", "tiers")
+BENCH_NAMES = ("cache", "pool", "tiers", "prefill", "engine")
 _ENGINES = ("torch", "sim")
 _LEVELS = ("debug", "info", "warning", "error")
 _MIB = 2**20
@@ -270,38 +270,6 @@ class BenchSettings:
     dtype: str = _dtype()
     threads: int | None = _threads()
     block_size: int = _block_size()
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulateSettings:
-    """Play a trace or a workload against policies, ours and peers', on a fleet in virtual time, and report."""
-
-    policies: tuple[str, ...] = setting(
-        ("cache-aware", "round-robin"), "policies to compare, comma-separated, or all", metavar="POLICY"
-    )
-    trace: str | None = setting(None, "Mooncake or agentic trace to play instead of a workload", metavar="FILE")
-    workload: str = setting("shared-prefix", "shared-prefix, chat, rag, agents, bursts or hot-prefix")
-    requests: int | None = setting(None, "how many; of a trace, its first conversations", low=1, high=10**8)
-    rate: float = setting(20.0, "of a workload, requests per second", low=0.001, high=10**6)
-    scale: float = setting(1.0, "stretches the time between arrivals", low=0.001, high=1000)
-    load: float | None = setting(None, "or: share of what the fleet computes without a cache", low=0.01, high=10)
-    replicas: int = setting(8, "number of replicas", low=1, high=4096)
-    blocks: int | None = setting(None, "KV blocks of a replica; default: the profile's", low=1, high=2**31)
-    block_size: int = setting(512, "tokens per KV block", low=1, high=4096)
-    profile: str = setting("default", "hardware and model: see loadtest/simulator/profiles.py")
-    routers: int = setting(1, "routers that share the traffic", low=1, high=1024)
-    publish_seconds: float = setting(0.025, "until routers see what a cache holds", low=0, high=_HOUR_SECONDS)
-    silent: bool = setting(False, "replicas publish nothing")
-    change: tuple[str, ...] = setting((), "leave:r001@60 or join:r001@90 (seconds); repeatable", metavar="CHANGE")
-    most_prompt_tokens: int = setting(2**20, "conversations end before longer prompts", low=1, high=2**31)
-    most_think_seconds: float = setting(60.0, "longest pause within a conversation", low=0, high=_DAY_SECONDS)
-    repeats: int = setting(1, "runs per policy, each with the next seed", low=1, high=100)
-    seed: int = setting(0, "of arrivals and random policies", low=0, high=2**63 - 1)
-    out: str = setting("reports/simulate", "folder for report.html and results.json", metavar="DIR")
-
-    def __post_init__(self) -> None:
-        if not self.policies:
-            raise SettingsError("--policies names no policy")
 
 
 @dataclass(frozen=True, kw_only=True)

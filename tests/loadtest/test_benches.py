@@ -61,3 +61,17 @@ def test_the_tiers_of_a_simulated_engine_cross_where_its_cost_model_says(
 def test_an_unknown_bench_is_refused_with_the_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert warmroute.main(["bench", "tires"]) == 2
     assert "did you mean tiers" in capsys.readouterr().err
+
+
+def test_a_warm_prefix_leaves_only_the_rest_to_compute(tmp_path: Path) -> None:
+    assert warmroute.main(["bench", "prefill", "--engine", "sim", "--repeats", "2", "--out", str(tmp_path)]) == 0
+    prefixes = json.loads((tmp_path / "prefill" / "results.json").read_text())["prefixes"]
+    for tokens, ways in prefixes.items():
+        assert ways["cold"] == ways["no cache"]
+        assert ways["cold"]["computed_tokens"] == int(tokens) + 64
+        assert ways["warm"]["computed_tokens"] == 64
+    warm = [ways["warm"]["seconds"][0] for ways in prefixes.values()]
+    cold = [ways["cold"]["seconds"][0] for ways in prefixes.values()]
+    assert warm[-1] < 1.2 * warm[0]
+    assert cold[-1] > 10 * cold[0]
+    assert (tmp_path / "prefill" / "prefill.svg").read_text().startswith("<?xml")

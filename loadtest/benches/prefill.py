@@ -1,0 +1,108 @@
+"""What a cached prefix spares, by its length: tokens computed, and time to the first token.
+
+    no cache    every request in a namespace of its own: nothing of it is ever held      all of it is computed
+    cold        the first request with this prefix                                       all of it is computed
+    warm        the next one, which asks something else behind the same prefix           the rest is computed
+
+One request at a time. The time is that of all steps up to the first token, as the runner tells it: measured with torch,
+from the cost model without. The three ways take turns.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from loadtest.benches.report import BenchReport, draw_lines
+from loadtest.benches.spread import Spread
+from loadtest.benches.stepped_engine import Served, SteppedEngine
+from replica.backend import load_backend
+from replica.simulated_runner import SimulatedRunner
+from shared.blocks import namespace_root
+from shared.settings import BenchSettings, ReplicaSettings
+
+__all__ = ["run"]
+
+_PREFIX_TOKENS = (64, 128, 256, 512, 1024, 2048)
+_QUESTION_TOKENS = 64
+_WAYS = ("no cache", "cold", "warm")
+_VOCABULARY = 1_000
+
+
+class _Figures(NamedTuple):
+    computed_tokens: int
+    seconds: Spread
+
+
+def run(settings: BenchSettings, report: BenchReport) -> None:
+    block_size = settings.block_size
+    # Room for a prefix, both of its questions, and the same once more without a cache.
+    blocks = 2 * (_PREFIX_TOKENS[-1] + 2 * _QUESTION_TOKENS) // block_size + 4
+    backend = load_backend(
+        ReplicaSettings(
+            engine=settings.engine,
+            model=settings.model,
+            device=settings.device,
+            dtype=settings.dtype,
+            threads=settings.threads,
+            block_size=block_size,
+            blocks=blocks,
+        )
+    )
+    runner = backend.runner
+    if settings.engine == "sim":
+        runner = SimulatedRunner(blocks, block_size, virtual=True)
+    engine, rng = SteppedEngine(runner), Random(settings.seed)
+    lengths = [tokens for tokens in _PREFIX_TOKENS if tokens + _QUESTION_TOKENS < backend.context_tokens]
+    for tokens in lengths:  # caches of processor and allocator warm up, kernels are chosen
+        _measure(engine, rng, tokens)
+    rounds = [{tokens: _measure(engine, rng, tokens) for tokens in lengths} for _ in range(settings.repeats)]
+    figures = {
+        tokens: {
+            way: _Figures(
+                rounds[0][tokens][way].computed_tokens, Spread.of([each[tokens][way].step_seconds for each in rounds])
+            )
+            for way in _WAYS
+        }
+        for tokens in lengths
+    }
+    report.table(
+        f"Before the first token: {backend.replica_class}, {_QUESTION_TOKENS} tokens behind a prefix, ms",
+        ("prefix tokens", *_WAYS, "computed: no cache", "cold", "warm", "warm against cold"),
+        [
+            (
+                str(tokens),
+                *(ways[way].seconds.shown(lambda seconds: f"{1e3 * seconds:.2f}") for way in _WAYS),
+                *(str(ways[way].computed_tokens) for way in _WAYS),
+                f"{ways['cold'].seconds.median / ways['warm'].seconds.median:.1f} x",
+            )
+            for tokens, ways in figures.items()
+        ],
+    )
+    lines = {way: [_point(tokens, figures[tokens][way].seconds) for tokens in lengths] for way in _WAYS}
+    report.write(
+        {
+            "setup": {"class": backend.replica_class, "block_size": block_size, "repeats": settings.repeats},
+            "prefixes": {
+                str(tokens): {way: each._asdict() for way, each in ways.items()} for tokens, ways in figures.items()
+            },
+        },
+        [lambda axes: draw_lines(axes, lines, "To the first token", "prefix tokens", "milliseconds")],
+    )
+
+
+def _measure(engine: SteppedEngine, rng: Random, prefix_tokens: int) -> dict[str, Served]:
+    engine.cache.reset()
+    prefix, first, second = (
+        [rng.randrange(_VOCABULARY) for _ in range(tokens)]
+        for tokens in (prefix_tokens, _QUESTION_TOKENS, _QUESTION_TOKENS)
+    )
+    return {
+        "no cache": engine.serve([prefix + first], 1, namespace_root(str(rng.random()))),
+        "cold": engine.serve([prefix + first], 1),
+        "warm": engine.serve([prefix + second], 1),
+    }
+
+
+def _point(tokens: int, seconds: Spread) -> tuple[float, float, float, float]:
+    return tokens, 1e3 * seconds.median, 1e3 * seconds.least, 1e3 * seconds.most
