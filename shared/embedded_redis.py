@@ -46,6 +46,12 @@ class RedisServer:
     url: str
     pid: int | None = None
     """None: a server that is not ours."""
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Ours, and it runs no more."""
+        return self.process is not None and self.process.poll() is not None
 
     def kill(self) -> None:
         """End the server at once, as a crash would. Only for one that was started here."""
@@ -113,7 +119,7 @@ def _running(executable: str, port: int) -> Iterator[RedisServer]:
     )
     try:
         _wait_until_answering(process, port, log)
-        yield RedisServer(f"redis://127.0.0.1:{port}/0", process.pid)
+        yield RedisServer(f"redis://127.0.0.1:{port}/0", process.pid, process)
     finally:
         process.terminate()
         try:

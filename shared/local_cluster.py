@@ -20,7 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from shared.embedded_redis import EmbeddedRedisError, find_or_start
+from shared.embedded_redis import EmbeddedRedisError, find_or_start, start
 from shared.settings import UpSettings
 from shared.supervisor import Child, ChildFailedError, Program, stop_all
 from shared.telemetry import fields, set_up_logging
@@ -50,6 +50,7 @@ _WATCH_SECONDS = 0.2
 _HTTP_SECONDS = 2.0
 _FIRST_BACKOFF_SECONDS = 0.5
 _MAX_BACKOFF_SECONDS = 30.0
+_REDIS_PAUSE_SECONDS = 2.0
 _HEALTHY_SECONDS = 60.0
 """A child that ran this long has earned a quick restart."""
 
@@ -148,9 +149,10 @@ class LocalCluster:
         router.program = router_program(replace(settings, port=urlsplit(url).port or settings.port), self._redis_url)
         return url
 
-    def watch(self) -> None:
+    def watch(self, revive_redis: Callable[[], None] = lambda: None) -> None:
         """Starts children again that die, until interrupted."""
         while not self._interrupted():
+            revive_redis()
             for place in (*self._routers, *self._replicas):
                 _revive(place)
             time.sleep(_WATCH_SECONDS)
@@ -176,6 +178,31 @@ class LocalCluster:
             time.sleep(_POLL_SECONDS)
 
 
+class _Redis:
+    """The one at `url`, or one of our own. Ours is started again where it was; replicas publish anew."""
+
+    def __init__(self, url: str | None) -> None:
+        """Raises EmbeddedRedisError."""
+        self._running = ExitStack()
+        self._server = self._running.enter_context(find_or_start(url))
+        self._not_before_seconds = 0.0
+        self.url = self._server.url
+
+    def revive(self) -> None:
+        if not self._server.ended or time.monotonic() < self._not_before_seconds:
+            return
+        _logger.warning("Redis ended and is started again")
+        self._running.close()
+        try:
+            self._server = self._running.enter_context(start(urlsplit(self.url).port))
+        except EmbeddedRedisError as error:
+            self._not_before_seconds = time.monotonic() + _REDIS_PAUSE_SECONDS
+            _logger.warning("it is tried again later", extra=fields(reason=str(error)))
+
+    def close(self) -> None:
+        self._running.close()
+
+
 class Interrupted(Exception):  # noqa: N818
     """The user asked to stop before all was started."""
 
@@ -186,13 +213,13 @@ def run(settings: UpSettings) -> int:
     with _signals() as interrupted:
         try:
             _check_port(settings.host, settings.port)
-            with find_or_start(settings.redis) as redis_server:
+            with closing(_Redis(settings.redis)) as redis_server:
                 _check_redis(redis_server.url)
                 cluster = LocalCluster(settings, redis_server.url, interrupted)
                 try:
                     sys.stdout.write(f"ready {cluster.start()}\n")
                     sys.stdout.flush()
-                    cluster.watch()
+                    cluster.watch(redis_server.revive)
                 finally:
                     cluster.stop()
         except Interrupted:

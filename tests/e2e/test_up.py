@@ -104,6 +104,20 @@ def test_a_router_that_dies_is_started_again_where_it_was(up: RunningUp) -> None
     wait_until(serves_again, 30, what="the router's return")
 
 
+def test_its_own_redis_is_started_again_and_learns_what_the_replicas_hold(up: RunningUp) -> None:
+    router = up.wait_ready()
+    before = descendants(up.process.pid)
+    (server,) = (child for child in before if "-server 127.0.0.1:" in Path(f"/proc/{child[0]}/cmdline").read_text())
+    os.kill(server[0], signal.SIGKILL)
+    wait_until(lambda: _get(f"{router}/replicas")["view"] != "exact", 30, what="the router's noticing")
+    wait_until(lambda: _get(f"{router}/replicas")["view"] == "exact" and len(_accepting(router)) == 2, 30, what="Redis")
+    assert any("Redis ended and is started again" in line for line in up.stderr)
+    processes = before | descendants(up.process.pid)
+    up.interrupt()
+    assert up.wait() == 0
+    assert alive(processes) == set()
+
+
 def test_a_signal_before_all_is_ready_ends_it_in_order() -> None:
     with running_up(*_SIM) as starting:
         wait_until(lambda: len(descendants(starting.process.pid)) >= 3, what="the first children")
