@@ -53,14 +53,17 @@ class Talker(User):
 
     wait_time = between(0.5, 2.0)
     _records: IO[bytes] | None = None
+    _ready = False
 
     def on_start(self) -> None:
         try:
             self._prepare()
         except (OSError, ValueError) as error:
             _logger.error("cannot send requests: %s", error)
+            self.environment.process_exit_code = 1
             self._quit()
-            raise StopUser from error
+        else:
+            self._ready = True
 
     def _prepare(self) -> None:
         options = self.environment.parsed_options
@@ -80,6 +83,8 @@ class Talker(User):
 
     @task
     def talk(self) -> None:
+        if not self._ready:  # said in `on_start`, where locust would add a traceback to what is raised
+            raise StopUser
         if self._plan is None:
             self._converse(self._workload.session(next(_numbers)))
             return
@@ -184,5 +189,10 @@ def _success(answer: Answer, scheduled_at: float, about: dict[str, Any]) -> Requ
 
 
 def _first_model(host: str) -> str:
-    with urlopen(host.rstrip("/") + "/v1/models", timeout=10) as response:  # noqa: S310 (the operator's own --host)
-        return str(json.load(response)["data"][0]["id"])
+    try:
+        with urlopen(host.rstrip("/") + "/v1/models", timeout=10) as response:  # noqa: S310 (the operator's own --host)
+            return str(json.load(response)["data"][0]["id"])
+    except OSError as error:
+        raise OSError(f"{host} does not say which models it has ({error}); start it, or name another --host") from error
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{host} serves no model yet; wait for a replica, or name one with --model") from error
