@@ -21,6 +21,7 @@ import msgspec
 from jinja2 import nodes
 
 from shared.template_sandbox import RunawayTemplateError, TemplateSandbox
+from shared.template_splice import TemplateSplice
 from shared.tokenizer_bundle import BundleError
 
 __all__ = ["ChatTemplate", "PromptError"]
@@ -50,11 +51,13 @@ class ChatTemplate:
         """Raises BundleError where `source` is not a template."""
         self._sandbox = TemplateSandbox()
         try:
-            self._walks_parts = _walks_parts(self._sandbox.parse(source))
+            tree = self._sandbox.parse(source)
+            self._walks_parts = _walks_parts(tree)
             self._template = self._sandbox.from_string(source)
         except (jinja2.TemplateError, RunawayTemplateError, RecursionError) as error:
             raise BundleError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._splice = TemplateSplice(tree, self._render_plain)
 
     def render(
         self,
@@ -74,6 +77,10 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other; set one of them to false",
                 "continue_final_message",
             )
+        if not (tools or template_kwargs or continue_final_message or now):
+            spliced = self._splice.text(messages, add_generation_prompt)
+            if spliced is not None:
+                return spliced
         for name in template_kwargs or {}:
             if name in _RESERVED:
                 raise PromptError(f"chat_template_kwargs must not set {name}", f"chat_template_kwargs.{name}")
@@ -90,6 +97,16 @@ class ChatTemplate:
             return self._run(variables, now)
         final_text = _mark_final_message(plain[-1])
         return _cut_at_mark(self._run(variables, now), final_text)
+
+    def _render_plain(self, messages: list[Message], add_generation_prompt: bool) -> str:
+        variables = {
+            **self._special_tokens,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._run(variables, None)
 
     def _run(self, variables: Mapping[str, Any], now: datetime | None) -> str:
         try:

@@ -48,7 +48,8 @@ class RunawayTemplateError(Exception):
 @dataclass(slots=True)
 class _Budget:
     now: datetime
-    end_seconds: float
+    end_seconds: float | None = None
+    """Set at the first look: most renderings end before, and asking for CPU time is not free."""
     steps: int = _MAX_STEPS
     characters: int = _MAX_CHARACTERS
     look_at_steps: int = _MAX_STEPS - _STEPS_PER_LOOK
@@ -82,7 +83,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def run(self, template: jinja2.Template, variables: Mapping[str, Any], now: datetime) -> str:
         """Render with a fresh budget. Raises RunawayTemplateError, or whatever the template raises."""
-        token = _budget.set(_Budget(now, time.thread_time() + _MAX_SECONDS))
+        token = _budget.set(_Budget(now))
         try:
             pieces = []
             for piece in template.root_render_func(template.new_context(dict(variables))):
@@ -147,7 +148,10 @@ def _spend(steps: int, characters: int = 0) -> None:
         raise RunawayTemplateError("more steps or more text than any conversation needs")
     if budget.steps < budget.look_at_steps:
         budget.look_at_steps = budget.steps - _STEPS_PER_LOOK
-        if time.thread_time() > budget.end_seconds:
+        seconds = time.thread_time()
+        if budget.end_seconds is None:
+            budget.end_seconds = seconds + _MAX_SECONDS
+        elif seconds > budget.end_seconds:
             raise RunawayTemplateError(f"more than {_MAX_SECONDS:g} s of work")
 
 
