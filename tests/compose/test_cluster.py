@@ -137,7 +137,9 @@ def test_a_second_turn_hits_the_cache_of_the_replica_that_had_the_first(cluster:
         # All full blocks of the first prompt, at the very least (16 tokens a block).
         assert usage.prompt_tokens_details.cached_tokens is not None
         assert usage.prompt_tokens_details.cached_tokens >= first_usage.prompt_tokens // 16 * 16
-        assert int(second.headers["x-warmroute-predicted-tokens"]) == usage.prompt_tokens_details.cached_tokens
+        # The router foresees whole blocks; the replica may find part of one more.
+        predicted = int(second.headers["x-warmroute-predicted-tokens"])
+        assert predicted <= usage.prompt_tokens_details.cached_tokens < predicted + 16
 
 
 def test_a_replica_killed_with_requests_in_flight_takes_nothing_else_with_it(cluster: Cluster) -> None:
