@@ -7,6 +7,7 @@ os.environ, "warmroute router")`.
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -137,6 +138,7 @@ class RouterSettings:
     admin_key: str = setting("", "key that admin paths ask for", secret=True)
 
     def __post_init__(self) -> None:
+        _check_name("--cluster", self.cluster)
         if self.workers > 1:
             raise SettingsError("--workers above 1 is not supported yet; run several routers side by side instead")
         for url in self.replica:
@@ -187,6 +189,9 @@ class ReplicaSettings:
     sim_per_decode_seconds: float = setting(5e-5, "simulated: per decoded token", low=0, high=_HOUR_SECONDS)
 
     def __post_init__(self) -> None:
+        _check_name("--cluster", self.cluster)
+        if self.id is not None:
+            _check_name("--id", self.id)
         if self.url is not None:
             _check_url("--url", self.url, ("http", "https"))
         _check_redis(self.redis)
@@ -214,6 +219,7 @@ class UpSettings:
     ready_timeout_seconds: float = setting(300.0, "until all must be ready", low=1, high=_DAY_SECONDS)
 
     def __post_init__(self) -> None:
+        _check_name("--cluster", self.cluster)
         _check_redis(self.redis)
 
 
@@ -362,6 +368,12 @@ class DoctorSettings:
 
     def __post_init__(self) -> None:
         _check_redis(self.redis)
+
+
+def _check_name(flag: str, name: str) -> None:
+    """A part of Redis keys, URLs and headers."""
+    if not re.fullmatch(r"[A-Za-z0-9._:@+-]{1,128}", name):
+        raise SettingsError(f"{flag} must be 1 to 128 letters, digits or ._:@+- and not {name[:50]!r}")
 
 
 def _check_redis(url: str | None) -> None:

@@ -85,12 +85,19 @@ def test_secrets_have_no_flag_and_are_never_shown() -> None:
         (["--replica", "http://host:99999"], "--replica must be a URL"),
         (["--redis", "http://host"], "--redis must be a URL like redis://host:port"),
         (["--workers", "2"], "not supported yet"),
+        (["--cluster", "a b"], "--cluster must be 1 to 128 letters, digits"),
         (["extra"], "unknown argument extra"),
         (["--config", "/nowhere/x.toml"], "cannot read --config /nowhere/x.toml: No such file"),
     ],
 )
 def test_a_bad_flag_is_named_with_what_it_must_be(argv: list[str], message: str) -> None:
     assert re.search(message, _error(*argv))
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b", "a\nb", "{a}", "ü", "a" * 129])
+def test_a_replica_that_routers_could_not_name_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=r"--id must be 1 to 128 letters, digits"):
+        parse(ReplicaSettings, ["--id", name], {}, "warmroute replica")
 
 
 def test_a_bad_variable_is_named_by_its_own_name() -> None:
