@@ -157,7 +157,7 @@ class CascadeAttention:
             outputs, weights = self._attend_tails(layer, queries, self._tails[0], scaling)
         else:
             outputs = torch.empty_like(queries)
-            weights = torch.empty(queries.shape[:3], dtype=torch.float32)
+            weights = torch.empty(queries.shape[:3], dtype=torch.promote_types(queries.dtype, torch.float32))
             for tails in self._tails:
                 outputs[tails.rows], weights[tails.rows] = self._attend_tails(
                     layer, queries[tails.rows], tails, scaling

@@ -72,7 +72,7 @@ def run(settings: BenchSettings, report: BenchReport) -> None:
         [
             (
                 str(tokens),
-                *(ways[way].seconds.shown(lambda seconds: f"{1e3 * seconds:.2f}") for way in _WAYS),
+                *(ways[way].seconds.shown(lambda seconds: f"{1e3 * seconds:.4g}") for way in _WAYS),
                 *(str(ways[way].computed_tokens) for way in _WAYS),
                 f"{ways['cold'].seconds.median / ways['warm'].seconds.median:.1f} x",
             )
