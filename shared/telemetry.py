@@ -36,7 +36,18 @@ def set_up_logging(level: str, program: str) -> None:
     root.setLevel(level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    logging.getLogger("aiohttp.server").addFilter(_without_what_is_not_http)
     logging.captureWarnings(True)
+
+
+def _without_what_is_not_http(record: logging.LogRecord) -> bool:
+    """A client that does not speak HTTP is no error of ours, and what it sent may hold a key or a prompt."""
+    if record.exc_info and record.exc_info[0] and record.exc_info[0].__module__ == "aiohttp.http_exceptions":
+        record.msg, record.args = f"a client sent what is not HTTP ({record.exc_info[0].__name__})", ()
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.exc_info = record.exc_text = None
+        return logging.getLogger(record.name).isEnabledFor(logging.INFO)
+    return True
 
 
 class _LineFormatter(logging.Formatter):

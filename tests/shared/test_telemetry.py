@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 import re
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from aiohttp import web
 
 from shared.telemetry import fields, set_up_logging
 
@@ -58,3 +60,22 @@ def test_what_is_below_the_level_or_a_librarys_small_talk_is_not_told(lines: io.
     logging.getLogger("x").debug("no")
     logging.getLogger("aiohttp.access").info("no")
     assert lines.getvalue() == ""
+
+
+async def test_what_a_client_sends_that_is_not_http_is_no_error_and_is_not_told(lines: io.StringIO) -> None:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        return web.Response()
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer hunter2\0\r\n\r\n")
+        assert b" 400 " in await reader.readline()
+        writer.close()
+    finally:
+        await runner.cleanup()
+    assert "info aiohttp.server: a client sent what is not HTTP" in lines.getvalue()
+    assert "hunter2" not in lines.getvalue()
+    assert "Traceback" not in lines.getvalue()
