@@ -280,7 +280,7 @@ class BenchSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRouterSettings:
-    """Measure what a request costs in the router, side by side with other routers, over replicas that answer at once."""
+    """Measure what a request costs in the router, beside other routers, over replicas that answer at once."""
 
     requests: int = setting(4000, "requests of one measurement; an eighth of it for streams", low=80, high=10**7)
     repeats: int = setting(5, "rounds, in which all contestants take turns", low=1, high=1000)
