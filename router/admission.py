@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from shared.api import ApiError
 
@@ -24,9 +22,8 @@ class Admission:
         self.closed = False
         """Shutting down: what is in flight goes on, nothing new begins."""
 
-    @contextmanager
-    def permit(self) -> Iterator[None]:
-        """Raises ApiError 429 when the router is full, 503 when it is closed."""
+    def enter(self) -> None:
+        """One more request, until `leave`. Raises ApiError 429 when the router is full, 503 when it is closed."""
         if self.closed:
             message = "this router is shutting down: retry, another one may answer"
             raise ApiError(503, "shutting_down", message, retry_after_seconds=_RETRY_AFTER_SECONDS)
@@ -35,12 +32,11 @@ class Admission:
             raise ApiError(429, "too_many_requests", message, retry_after_seconds=_RETRY_AFTER_SECONDS)
         self.in_flight += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            if not self.in_flight:
-                self._idle.set()
+
+    def leave(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._idle.set()
 
     async def idle(self) -> None:
         """Return once nothing is in flight."""

@@ -100,8 +100,11 @@ class Proxy:
     ) -> web.StreamResponse:
         exchange = Exchange(self._ids.of(request.headers.get("x-request-id")), request.path, self._clock())
         try:
-            with self._admission.permit():
+            self._admission.enter()
+            try:
                 return await forward(request, exchange)
+            finally:
+                self._admission.leave()
         except ApiError as error:
             return self._refuse(exchange, error)
         except ConnectionError:

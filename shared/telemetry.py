@@ -10,14 +10,20 @@ Prompts and secrets are never handed to a logger. Line breaks in values are esca
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import threading
 import time
-from typing import Any
+from functools import lru_cache
+from typing import Any, TextIO
 
 __all__ = ["fields", "set_up_logging"]
 
 _FIELDS = "fields"
 _MAX_VALUE_CHARACTERS = 2000
+_SPECIAL = re.compile(r'[ ="\\]')
+_BATCH_SECONDS = 0.05
+_MOST_LINES = 1000
 _QUIET = ("aiohttp.access", "asyncio", "urllib3", "httpx", "filelock", "huggingface_hub", "transformers", "matplotlib")
 """Libraries whose news below a warning is not ours to tell."""
 
@@ -29,7 +35,7 @@ def fields(**values: Any) -> dict[str, Any]:
 
 def set_up_logging(level: str, program: str) -> None:
     """The whole process logs to stderr from now on; `program` opens every line's source where a module has no name."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _BatchingHandler(sys.stderr)
     handler.setFormatter(_LineFormatter(program))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -50,13 +56,57 @@ def _without_what_is_not_http(record: logging.LogRecord) -> bool:
     return True
 
 
+class _BatchingHandler(logging.Handler):
+    """News is written some milliseconds later, many lines at once; warnings and all before them at once.
+
+    A line that has not been written when the process is killed outright is lost; any other end writes it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: list[str] = []
+        self._news = threading.Event()
+        threading.Thread(target=self._write_news, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.append(self.format(record))
+        except Exception:
+            self.handleError(record)
+            return
+        if record.levelno >= logging.WARNING or len(self._lines) >= _MOST_LINES:
+            self.flush()
+        elif len(self._lines) == 1:
+            self._news.set()
+
+    def flush(self) -> None:
+        self.acquire()
+        try:
+            lines, self._lines = self._lines, []
+            if lines:
+                self._stream.write("\n".join(lines) + "\n")
+                self._stream.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads our log any more
+        finally:
+            self.release()
+
+    def _write_news(self) -> None:
+        while True:
+            self._news.wait()
+            time.sleep(_BATCH_SECONDS)
+            self._news.clear()
+            self.flush()
+
+
 class _LineFormatter(logging.Formatter):
     def __init__(self, program: str) -> None:
         super().__init__()
         self._program = program
 
     def format(self, record: logging.LogRecord) -> str:
-        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        seconds = _second(int(record.created))
         source = self._program if record.name in ("root", "__main__") else record.name
         parts = [f"{seconds}.{int(record.msecs):03d}Z {record.levelname.lower()} {source}:"]
         parts.append(_one_line(record.getMessage()))
@@ -64,6 +114,11 @@ class _LineFormatter(logging.Formatter):
         if record.exc_info:
             parts.append(f"traceback={_quoted(self.formatException(record.exc_info))}")
         return " ".join(parts)
+
+
+@lru_cache(2)
+def _second(unix_seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(unix_seconds))
 
 
 def _one_line(text: str) -> str:
@@ -75,6 +130,6 @@ def _one_line(text: str) -> str:
 
 def _quoted(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    if text and not any(character in ' ="\\' or not character.isprintable() for character in text):
+    if text and text.isprintable() and _SPECIAL.search(text) is None:
         return text[:_MAX_VALUE_CHARACTERS]
     return '"' + _one_line(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'

@@ -6,18 +6,29 @@ import asyncio
 import io
 import logging
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 from aiohttp import web
 
-from shared.telemetry import fields, set_up_logging
+from shared.telemetry import _BatchingHandler, fields, set_up_logging
+from tests.helpers import wait_until
+
+
+class _Stderr(io.StringIO):
+    """Asked what was written, it first has everything written."""
+
+    def getvalue(self) -> str:
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        return super().getvalue()
 
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    stderr = io.StringIO()
+    stderr = _Stderr()
     monkeypatch.setattr(sys, "stderr", stderr)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -79,3 +90,22 @@ async def test_what_a_client_sends_that_is_not_http_is_no_error_and_is_not_told(
     assert "info aiohttp.server: a client sent what is not HTTP" in lines.getvalue()
     assert "hunter2" not in lines.getvalue()
     assert "Traceback" not in lines.getvalue()
+
+
+def test_news_is_written_soon_and_a_warning_at_once_behind_it() -> None:
+    stderr = io.StringIO()
+    handler = _BatchingHandler(stderr)
+    log = logging.Logger("batch")
+    log.addHandler(handler)
+    log.info("one")
+    log.info("two")
+    wait_until(lambda: stderr.getvalue() == "one\ntwo\n", what="the news written")
+    log.info("three")
+    log.warning("four")
+    assert stderr.getvalue() == "one\ntwo\nthree\nfour\n"
+
+
+def test_what_a_program_said_last_is_written_when_it_ends() -> None:
+    program = "import logging, shared.telemetry as t; t.set_up_logging('info', 'x'); logging.info('last words')"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stderr.endswith("last words\n")
