@@ -65,6 +65,7 @@ class Router:
         self.metrics = RouterMetrics(lambda: self.admission.in_flight, self._figures)
         self.url = ""
         self._proxy: Proxy
+        self._upstream: Upstream
 
     async def __aenter__(self) -> Router:
         """Raises OSError when the address cannot be bound, ValueError on a URL that cannot be Redis."""
@@ -100,7 +101,6 @@ class Router:
 
     async def _start(self) -> None:
         settings, stack = self._settings, self._stack
-        self.fleet.subscribe(self._retain)
         executor = stack.enter_context(ThreadPoolExecutor(_TOKENIZING_THREADS, "tokenize"))
         upstream = await stack.enter_async_context(
             Upstream(
@@ -109,6 +109,8 @@ class Router:
                 chunk_timeout_seconds=settings.chunk_timeout_seconds,
             )
         )
+        self._upstream = upstream
+        self.fleet.subscribe(self._retain)
         candidates = Candidates(self.fleet, self.health, PromptReader(executor), lambda: self.view, settings.secret)
         self._proxy = Proxy(
             candidates,
@@ -170,6 +172,7 @@ class Router:
         self.placement.retain(ids)
         self.health.retain(ids)
         self.metrics.retain(ids)
+        self._upstream.retain(replica.url for replica in self.fleet)
 
     def _figures(self) -> ReplicaFigures:
         now = time.monotonic()

@@ -62,6 +62,7 @@ class Prober:
                 if reachable is None or (reachable and failures >= _FAILURES_TO_DOWN):
                     reachable = False
                     self._health.set_reachable(replica.id, False)
+                    self._upstream.lose(replica.url)
                     _logger.warning("replica unreachable", extra=fields(replica=replica.id, reason=str(error)))
             else:
                 failures = 0

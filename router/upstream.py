@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from router.upstream_connection import Connection, UpstreamError, UpstreamResponse
+from router.upstream_connection import Connection, ConnectionPool, UpstreamError, UpstreamResponse
 
 __all__ = ["Upstream", "UpstreamError", "UpstreamResponse"]
 
@@ -47,8 +47,7 @@ class Upstream:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._first_byte_timeout_seconds = first_byte_timeout_seconds
         self._chunk_timeout_seconds = chunk_timeout_seconds
-        self._idle: defaultdict[_Origin, list[Connection]] = defaultdict(list)
-        self._connections: set[Connection] = set()
+        self._pools: defaultdict[_Origin, ConnectionPool] = defaultdict(ConnectionPool)
         self._tls: ssl.SSLContext | None = None
         self._loop: asyncio.AbstractEventLoop
         self._sweep: asyncio.TimerHandle
@@ -60,9 +59,21 @@ class Upstream:
 
     async def __aexit__(self, *_: object) -> None:
         self._sweep.cancel()
-        for connection in list(self._connections):
-            connection.abort()
+        for pool in self._pools.values():
+            pool.abort()
         await asyncio.sleep(0)  # until they have heard of it
+
+    def retain(self, base_urls: Iterable[str]) -> None:
+        """These are all the places there are. Whoever waits elsewhere for a first byte gets UpstreamError, `lost`."""
+        there = {_origin(base_url) for base_url in base_urls}
+        for origin in [origin for origin in self._pools if origin not in there]:
+            pool = self._pools.pop(origin)
+            pool.closed = True
+            pool.lose()
+
+    def lose(self, base_url: str) -> None:
+        """Nobody answers there: the same for one place, which may come back."""
+        self._pools[_origin(base_url)].lose()
 
     async def open(
         self,
@@ -107,7 +118,7 @@ class Upstream:
         raise AssertionError("a fresh connection answers or raises")
 
     def _pooled(self, origin: _Origin) -> Connection | None:
-        idle = self._idle[origin]
+        idle = self._pools[origin].idle
         oldest = self._loop.time() - _IDLE_SECONDS
         while idle:
             connection = idle.pop()
@@ -118,8 +129,9 @@ class Upstream:
 
     async def _connect(self, origin: _Origin, limit_seconds: float) -> Connection:
         def connection() -> Connection:
-            return Connection(self._loop, self._idle[origin], self._connections)
+            return Connection(self._loop, pool)
 
+        pool = self._pools[origin]
         try:
             async with asyncio.timeout(min(limit_seconds, self._connect_timeout_seconds)):
                 _, connected = await self._loop.create_connection(
@@ -138,16 +150,10 @@ class Upstream:
 
     def _close_idle(self) -> None:
         oldest = self._loop.time() - _IDLE_SECONDS
-        for connection in [*self._all_idle()]:
-            if connection.idle_since <= oldest:
+        for pool in self._pools.values():
+            for connection in [connection for connection in pool.idle if connection.idle_since <= oldest]:
                 connection.abort()
-        for origin in [origin for origin, idle in self._idle.items() if not idle]:
-            del self._idle[origin]
         self._sweep = self._loop.call_later(_SWEEP_SECONDS, self._close_idle)
-
-    def _all_idle(self) -> Iterator[Connection]:
-        for idle in self._idle.values():
-            yield from idle
 
 
 @lru_cache(_MOST_ORIGINS)

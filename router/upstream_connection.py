@@ -1,7 +1,7 @@
 """One keep-alive connection to a replica, and the answer that is coming in on it. See `upstream`.
 
 idle --send--> head --> body --> complete --> idle again, back in its pool
-                 `--------`-- lost, late, malformed, cut --> failed, never used again
+                 `--------`-- broken, late, malformed, cut --> failed, never used again
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, cast
 
 from router.http1 import Body, Head, MalformedAnswerError, body_of, parse_head
 
-__all__ = ["Connection", "UpstreamError", "UpstreamResponse"]
+__all__ = ["Connection", "ConnectionPool", "UpstreamError", "UpstreamResponse"]
 
 _LONGEST_HEAD = 65_536
 _MOST_BUFFERED = 262_144
@@ -20,7 +20,7 @@ _MOST_BUFFERED = 262_144
 
 _MOST_JOINED = 65_536
 
-Failure = Literal["unreachable", "broken", "timeout", "cut"]
+Failure = Literal["unreachable", "broken", "timeout", "lost", "cut"]
 
 Sink = Callable[[bytes], bool]
 """Takes what has come; False: no more for now."""
@@ -34,14 +34,34 @@ class UpstreamError(Exception):
         self.failure = failure
 
 
-class Connection(asyncio.Protocol):
-    """Belongs to one answer at a time; `idle` is the pool that it goes back to, `all_open` where it is while open."""
+class ConnectionPool:
+    """All open connections to one place, and which of them are idle, longest idle first."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, idle: list[Connection], all_open: set[Connection]) -> None:
+    __slots__ = ("closed", "idle", "open")
+
+    def __init__(self) -> None:
+        self.idle: list[Connection] = []
+        self.open: set[Connection] = set()
+        self.closed = False
+        """Nothing is sent there any more: what is under way ends, and no connection is kept."""
+
+    def lose(self) -> None:
+        """The place is gone: whoever waits there for a first byte is told at once."""
+        for connection in list(self.open):
+            connection.lose()
+
+    def abort(self) -> None:
+        for connection in list(self.open):
+            connection.abort()
+
+
+class Connection(asyncio.Protocol):
+    """Belongs to one answer at a time, and to `pool` for as long as it is open."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: ConnectionPool) -> None:
         self.loop = loop
         self.idle_since = 0.0
-        self._idle = idle
-        self._all_open = all_open
+        self._pool = pool
         self._response: UpstreamResponse | None = None
         self._transport: asyncio.Transport
 
@@ -51,7 +71,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._all_open.add(self)
+        self._pool.open.add(self)
 
     def send(self, response: UpstreamResponse, head: bytes, body: bytes) -> None:
         self._response = response
@@ -68,7 +88,7 @@ class Connection(asyncio.Protocol):
             self._response.received(data)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._all_open.discard(self)
+        self._pool.open.discard(self)
         self._leave_pool()
         if self._response is not None:
             self._response.lost(error)
@@ -81,9 +101,18 @@ class Connection(asyncio.Protocol):
 
     def release(self) -> None:
         """The answer is complete and the connection good for another."""
+        if self._pool.closed:
+            self.abort()
+            return
         self._response = None
         self.idle_since = self.loop.time()
-        self._idle.append(self)
+        self._pool.idle.append(self)
+
+    def lose(self) -> None:
+        if self._response is None:
+            self.abort()
+        elif not self._response.begun_body:
+            self._response.lose()
 
     def abort(self) -> None:
         self._response = None
@@ -91,8 +120,8 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def _leave_pool(self) -> None:
-        if self in self._idle:
-            self._idle.remove(self)
+        if self in self._pool.idle:
+            self._pool.idle.remove(self)
 
 
 class UpstreamResponse:
@@ -109,7 +138,8 @@ class UpstreamResponse:
         self._timeout_seconds = first_byte_timeout_seconds
         self._deadline = self._loop.time() + first_byte_timeout_seconds
         self._timer = self._loop.call_at(self._deadline, self._look_at_clock)
-        self._begun_body = False
+        self.begun_body = False
+        """A byte of the answer itself has come."""
         self._waiter: asyncio.Future[None] | None = None
         self._head_bytes = b""
         self._body: Body | None = None
@@ -172,6 +202,10 @@ class UpstreamResponse:
         """Hang up while another task waits: it gets UpstreamError, `cut`."""
         self._fail("cut", "it was cut off")
 
+    def lose(self) -> None:
+        """The replica is known to be gone, though its connection does not say so."""
+        self._fail("lost", "it left the fleet before it answered")
+
     def close(self) -> None:
         """Hang up, unless the answer is complete; then the connection is already back in the pool."""
         self._timer.cancel()
@@ -227,8 +261,8 @@ class UpstreamResponse:
         payload = body.feed(data)
         if payload:
             self._deadline = self._loop.time() + self._chunk_timeout_seconds
-            if not self._begun_body:
-                self._begun_body = True
+            if not self.begun_body:
+                self.begun_body = True
                 self._timeout_seconds = self._chunk_timeout_seconds
                 self._timer.cancel()
                 self._timer = self._loop.call_at(self._deadline, self._look_at_clock)

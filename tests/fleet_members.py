@@ -45,12 +45,12 @@ def make_record(replica_id: str = "r1", secret: str = "", **changes: Any) -> Rep
 class Member:
     """Holds chains of blocks under the namespace of `make_record`'s fingerprint."""
 
-    def __init__(self, url: str, replica_id: str = "r1", secret: str = "", **changes: Any) -> None:
+    def __init__(self, redis_url: str, replica_id: str = "r1", secret: str = "", **changes: Any) -> None:
         self.id = replica_id
         self.record = make_record(replica_id, secret, **changes)
         self.root = namespace_root(self.record.fingerprint, secret=secret)
         self.held: set[BlockKey] = set()
-        self._state = FleetState(url, secret=secret, timeout_seconds=1.0)
+        self._state = FleetState(redis_url, secret=secret, timeout_seconds=1.0)
         self.publisher = Publisher(self._state, lambda: self.record, _PACKED)
 
     async def __aenter__(self) -> Member:
