@@ -5,13 +5,15 @@ decode     While u tokens are prefilled, in steps of about `STEP_TOKENS`, every 
 pressure   Blocks that fit neither in what is free nor in what can be evicted push a running request out, which is
            recomputed later: its tokens' seconds.
 eviction   Blocks that fit only by evicting warm ones: those tokens' seconds, times the chance that they were wanted
-           again.
+           again. A cache that took in twice as much as the others lately has forgotten what is old: what it would
+           evict now is younger, and counts twice.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from router.ledger import Standing
 from shared.fleet_state import CostCoefficients, ReplicaLoad
 
 __all__ = ["STEP_TOKENS", "Guards"]
@@ -32,24 +34,26 @@ class Guards:
         self,
         cost: CostCoefficients,
         load: ReplicaLoad | None,
-        *,
+        standing: Standing,
         uncached_tokens: int,
-        pending_tokens: int,
-        decoding: int,
         block_size: int,
+        mean_filled_tokens: float,
     ) -> float:
-        """`pending_tokens` were dispatched there before and take their blocks first. No load known: no pressure."""
-        seconds = 0.0
-        if self.decode and decoding:
-            seconds += cost.per_token_seconds * decoding * (1 + uncached_tokens // STEP_TOKENS)
+        """`mean_filled_tokens` of all replicas. Pending tokens take their blocks first. No load known: no pressure."""
+        tokens = 0.0
+        if self.decode and standing.decoding:
+            tokens += standing.decoding * (1 + uncached_tokens // STEP_TOKENS)
         if load is not None:
-            lacking = pending_tokens + uncached_tokens - load.free_blocks * block_size
+            lacking = standing.pending_tokens + uncached_tokens - load.free_blocks * block_size
             if lacking > 0:
-                beyond = max(0, lacking - load.evictable_blocks * block_size)
+                evictable = load.evictable_blocks * block_size
+                beyond = lacking - evictable if lacking > evictable else 0
                 # Only this request's own tokens are its doing; what was pending was paid for then.
-                if self.pressure:
-                    seconds += cost.per_token_seconds * min(beyond, uncached_tokens)
+                if self.pressure and beyond:
+                    tokens += min(beyond, uncached_tokens)
                 if self.eviction:
-                    evicted = min(lacking - beyond, uncached_tokens)
-                    seconds += cost.per_token_seconds * evicted * _EVICTED_WANTED_SHARE
-        return seconds
+                    evicted = min(lacking - beyond, uncached_tokens) * _EVICTED_WANTED_SHARE
+                    if mean_filled_tokens:
+                        evicted *= standing.filled_tokens / mean_filled_tokens
+                    tokens += evicted
+        return cost.per_token_seconds * tokens

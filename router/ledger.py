@@ -18,13 +18,18 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from shared.blocks import PublishedKey
 
 __all__ = ["Dispatch", "Ledger", "Standing"]
 
 _BACKLOG_MEMORY_SECONDS = 60.0
+_SMOOTHED_EVERY_SECONDS = 0.05
+"""Where nothing changes: the powers of e for every replica would be a good part of a decision."""
+_FILL_MEMORY_SECONDS = 600.0
+"""About as long as a busy replica's cache lives."""
 
 
 class Dispatch:
@@ -49,7 +54,7 @@ class Dispatch:
         self.released = False
 
 
-class Standing(NamedTuple):
+class Standing(msgspec.Struct, frozen=True, gc=False):
     """How a replica stands now, by what this router has sent it."""
 
     wait_seconds: float = 0.0
@@ -61,6 +66,8 @@ class Standing(NamedTuple):
     """Past their prefill."""
     pending_tokens: int = 0
     """Uncached, dispatched and not yet computed."""
+    filled_tokens: float = 0.0
+    """Uncached and dispatched, fading within minutes: what its cache has had to make room for lately."""
 
 
 _IDLE = Standing()
@@ -72,6 +79,7 @@ class _Account:
     __slots__ = (
         "active",
         "backlog_share",
+        "filled_tokens",
         "head_since",
         "pending",
         "pending_seconds",
@@ -88,14 +96,16 @@ class _Account:
         self.head_since = now
         self.promised: dict[PublishedKey, int] = {}
         self.backlog_share = 0.0
+        self.filled_tokens = 0.0
         self.smoothed_at = now
 
     def smooth(self, now: float) -> None:
-        """Take the time since the last change into the share of time with a backlog. Call before `pending` changes."""
+        """Take the time since the last change into what fades with it. Call before `pending` changes."""
         elapsed = now - self.smoothed_at
         if elapsed > 0:
             kept = math.exp(-elapsed / _BACKLOG_MEMORY_SECONDS)
             self.backlog_share = self.backlog_share * kept + (1.0 - kept if self.pending else 0.0)
+            self.filled_tokens *= math.exp(-elapsed / _FILL_MEMORY_SECONDS)
             self.smoothed_at = now
 
     def enqueue(self, dispatch: Dispatch, now: float) -> None:
@@ -105,6 +115,7 @@ class _Account:
         self.pending[dispatch] = None
         self.pending_seconds += dispatch.service_seconds
         self.pending_tokens += dispatch.uncached
+        self.filled_tokens += dispatch.uncached
 
     def dequeue(self, dispatch: Dispatch, now: float) -> float | None:
         """Take `dispatch` out of the backlog. Its seconds of service when it was at the head, else None."""
@@ -126,7 +137,8 @@ class _Account:
         if not self.pending:
             return 0.0
         head = next(iter(self.pending)).service_seconds
-        return max(0.0, self.pending_seconds - head) + abs(head - (now - self.head_since))
+        behind = self.pending_seconds - head
+        return abs(head - (now - self.head_since)) + (behind if behind > 0.0 else 0.0)
 
     def advance(self, now: float) -> None:
         """Let the heads whose first token cannot be seen pass once their time is over."""
@@ -193,14 +205,20 @@ class Ledger:
         account = self._accounts.get(replica_id)
         if account is None:
             return _IDLE
-        account.advance(now)
-        account.smooth(now)
+        if now - account.smoothed_at > _SMOOTHED_EVERY_SECONDS:
+            account.smooth(now)
+        if account.pending:
+            account.advance(now)
+        active, pending = account.active, account.pending
+        if not pending:
+            return Standing(0.0, account.backlog_share, active, active, 0, account.filled_tokens)
         return Standing(
             account.wait_seconds(now),
             account.backlog_share,
-            account.active,
-            account.active - len(account.pending),
+            active,
+            active - len(pending),
             account.pending_tokens,
+            account.filled_tokens,
         )
 
     def active(self, replica_id: str) -> int:
@@ -241,4 +259,5 @@ class Ledger:
             assert math.isclose(account.pending_seconds, sum(d.service_seconds for d in account.pending), abs_tol=1e-6)
             assert all(count > 0 for count in account.promised.values()), replica_id
             assert 0.0 <= account.backlog_share <= 1.0, replica_id
+            assert account.filled_tokens >= 0.0, replica_id
             assert account.active or not (account.pending or account.promised), replica_id

@@ -225,43 +225,44 @@ class Placement:
         view: View,
         corrections: Mapping[str, int],
     ) -> list[Candidate]:
-        ledger, keys, block_size = self.ledger, request.keys, request.block_size
+        ledger, keys, block_size, prompt_tokens = self.ledger, request.keys, request.block_size, request.prompt_tokens
         held = self._index.held_prefixes(keys) if view.usable and keys else {}
         standings = [ledger.standing(replica.id, now) for replica in replicas]
-        rho = min(_MAX_RHO, sum(standing.backlog_share for standing in standings) / len(replicas))
+        mean_filled_tokens = sum([standing.filled_tokens for standing in standings]) / len(replicas)
+        rho = min(_MAX_RHO, sum([standing.backlog_share for standing in standings]) / len(replicas))
+        scarcity = 1.0 / (1.0 - rho)
         # The last token of a prompt is always computed.
-        most_cached = max(0, request.prompt_tokens - 1)
+        most_cached = max(0, prompt_tokens - 1)
+        guard_seconds, trust_of, coefficients = self._guards.seconds, self.trust.factor, self.cost_model.coefficients
         candidates = []
+        # A fleet may be large, and this is done for every request: names are looked up once, fields given by position.
         for replica, standing in zip(replicas, standings, strict=True):
             replica_id = replica.id
             held_blocks = held.get(replica_id, 0) if replica.publishes else self._sent.depth(replica_id, keys, now)
-            matched_blocks = ledger.promised_depth(replica_id, keys, held_blocks)
-            most_held = corrections.get(replica_id, most_cached)
-            matched_tokens = min(matched_blocks * block_size, most_held, most_cached)
-            trust = self.trust.factor(replica_id)
-            uncached_tokens = request.prompt_tokens - int(matched_tokens * trust)
-            cost = self.cost_model.coefficients(replica.replica_class, replica.cost)
-            service = service_seconds(cost, uncached_tokens, request.prompt_tokens)
-            guard = self._guards.seconds(
-                cost,
-                replica.load,
-                uncached_tokens=uncached_tokens,
-                pending_tokens=standing.pending_tokens,
-                decoding=standing.decoding,
-                block_size=block_size,
-            )
+            most_held = min(corrections.get(replica_id, most_cached), most_cached) if corrections else most_cached
+            matched_tokens = held_tokens = min(held_blocks * block_size, most_held)
+            if standing.active:
+                matched_blocks = ledger.promised_depth(replica_id, keys, held_blocks)
+                matched_tokens = min(matched_blocks * block_size, most_held)
+            trust = trust_of(replica_id)
+            uncached_tokens = prompt_tokens - int(matched_tokens * trust)
+            cost = coefficients(replica.replica_class, replica.cost)
+            service = service_seconds(cost, uncached_tokens, prompt_tokens)
+            guard = guard_seconds(cost, replica.load, standing, uncached_tokens, block_size, mean_filled_tokens)
+            wait = standing.wait_seconds
+            total = wait + service * scarcity + guard
             candidates.append(
                 Candidate(
-                    replica_id=replica_id,
-                    held_blocks=held_blocks,
-                    held_tokens=min(held_blocks * block_size, most_held, most_cached),
-                    matched_tokens=matched_tokens,
-                    trust=trust,
-                    wait_seconds=standing.wait_seconds,
-                    service_seconds=service,
-                    guard_seconds=guard,
-                    cost_seconds=standing.wait_seconds + service / (1.0 - rho) + guard,
-                    active=standing.active,
+                    replica_id,
+                    held_blocks,
+                    held_tokens,
+                    matched_tokens,
+                    trust,
+                    wait,
+                    service,
+                    guard,
+                    total,
+                    standing.active,
                 )
             )
         return candidates

@@ -22,19 +22,19 @@ class CacheAware(Policy):
     reads_view = True
 
     def choose(self, request: Request, candidates: Sequence[Candidate]) -> Pick:
-        lowest = min(candidate.cost_seconds for candidate in candidates)
-        tied = [candidate for candidate in candidates if candidate.cost_seconds <= _near(lowest)]
+        near = _near(min([candidate.cost_seconds for candidate in candidates]))
+        tied = [candidate for candidate in candidates if candidate.cost_seconds <= near]
         chosen = tied[0]
         if len(tied) > 1:
-            least = min(candidate.service_seconds for candidate in tied)
-            tied = [candidate for candidate in tied if candidate.service_seconds <= _near(least)]
+            near = _near(min([candidate.service_seconds for candidate in tied]))
+            tied = [candidate for candidate in tied if candidate.service_seconds <= near]
             shared_blocks = min(candidate.held_blocks for candidate in tied)
             chosen = fewest_active(tied, prefix_anchor(request, shared_blocks))
         return Pick(chosen, self._reason(chosen, candidates))
 
     @staticmethod
     def _reason(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
-        deepest = max(candidate.matched_tokens for candidate in candidates)
+        deepest = max([candidate.matched_tokens for candidate in candidates])
         if deepest == 0:
             return "cold"
         if chosen.matched_tokens < deepest:

@@ -155,3 +155,11 @@ def test_random_histories_end_at_zero(seed: int, steps: int) -> None:
         for replica in "abc"
     )
     assert all(ledger.promised_depth(replica, keys(*range(6)), 0) == 0 for replica in "abc")
+
+
+def test_what_came_in_lately_fades_within_minutes() -> None:
+    ledger = Ledger()
+    ledger.release(dispatch(ledger, 0.0), 1.0)
+    assert ledger.standing("a", 1.0).filled_tokens == pytest.approx(100, rel=0.01)
+    assert ledger.standing("a", 600.0).filled_tokens == pytest.approx(100 * 0.3679, rel=0.01)
+    ledger.check_integrity()

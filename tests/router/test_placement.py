@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from router.block_index import BlockIndex
 from router.guards import Guards
+from router.ledger import Standing
 from router.placement import EXACT, Attempt, Decision, NoReplicaError, Placement, View
 from router.policies import POLICIES, build_policy
 from router.policies.base import Request
@@ -236,12 +237,33 @@ def test_the_learned_cost_comes_from_first_token_times() -> None:
 
 def test_guards_price_others_and_can_be_switched_off() -> None:
     full = ReplicaLoad(running=4, waiting=0, queued_prefill_tokens=0, free_blocks=2, evictable_blocks=5)
-    guard = {"uncached_tokens": 160, "pending_tokens": 0, "decoding": 3, "block_size": BLOCK}
-    priced = Guards().seconds(COST, full, **guard)
+    decoding = Standing(active=3, decoding=3)
+    priced = Guards().seconds(COST, full, decoding, 160, BLOCK, 0.0)
     # 3 sequences decode through one step; 5 blocks evicted at a quarter, 3 blocks that fit nowhere.
     assert priced == pytest.approx(2e-4 * (3 + 5 * BLOCK * 0.25 + 3 * BLOCK))
-    assert Guards(decode=False, pressure=False, eviction=False).seconds(COST, full, **guard) == 0.0
-    assert Guards(decode=False).seconds(COST, None, **guard) == 0.0, "an unknown load is not a pressure"
+    assert Guards(decode=False, pressure=False, eviction=False).seconds(COST, full, decoding, 160, BLOCK, 0.0) == 0.0
+    assert Guards(decode=False).seconds(COST, None, decoding, 160, BLOCK, 0.0) == 0.0, "no load known, no pressure"
+
+
+def test_what_a_cache_would_evict_is_dearer_where_much_came_in_lately() -> None:
+    full = ReplicaLoad(free_blocks=0, evictable_blocks=100)
+    usual, busy = (
+        Guards().seconds(COST, full, Standing(filled_tokens=filled), 160, BLOCK, 1000.0) for filled in (1000.0, 2000.0)
+    )
+    assert usual == pytest.approx(2e-4 * 160 * 0.25)
+    assert busy == pytest.approx(2 * usual)
+
+
+def test_cold_prompts_go_where_the_least_came_in_lately() -> None:
+    """Full caches, nobody busy: by hash alone one replica would get more conversations than it can keep."""
+    fleet = cluster(2)
+    for replica in fleet.replicas:
+        replica.load = ReplicaLoad(free_blocks=0, evictable_blocks=1000)
+    placed: Counter[str] = Counter()
+    for number in range(40):
+        fleet.now += 5.0
+        placed[fleet.serve(ask(chain(number, blocks=40)))] += 1
+    assert abs(placed["r0"] - placed["r1"]) <= 4, placed
 
 
 def test_a_full_cache_gives_way_to_an_empty_one() -> None:
