@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 from aiohttp import web
@@ -15,6 +16,9 @@ from shared.sse import error_frames
 
 __all__ = ["BrokenOffError", "relay"]
 
+
+_LONGEST_PAUSE_SECONDS = 60.0
+"""For the client to take what has been written. Who never reads would otherwise hold its place, and the replica's."""
 
 _LAST_EVENTS = (b"data: [DONE]\n\n", b'{"type":"message_stop"}\n\n')
 
@@ -45,13 +49,23 @@ async def relay(
     try:
         upstream.forward(partial(_pass_on, reply, exchange))
         while not await upstream.progress():
-            await reply.drained()
+            await _drained(reply)
             upstream.resume()
     except UpstreamError as error:
         _end_broken(reply, upstream, exchange, error)
         raise BrokenOffError(reply, error) from error
     reply.end()
     return reply
+
+
+async def _drained(reply: Reply) -> None:
+    """Raises ConnectionError for a client that takes nothing for long, as for one that has left."""
+    try:
+        async with asyncio.timeout(_LONGEST_PAUSE_SECONDS):
+            await reply.drained()
+    except TimeoutError:
+        reply.abort()
+        raise ConnectionResetError("the client does not read its answer") from None
 
 
 def _pass_on(reply: Reply, exchange: Exchange, chunk: bytes) -> bool:

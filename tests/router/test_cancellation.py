@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from router import relay
 from tests.helpers import eventually
 from tests.router.conftest import Bench, BenchFactory, chat
 from tests.router.fake_replica import answer, open_stream
@@ -130,6 +131,16 @@ async def test_a_slow_client_holds_back_the_replica_instead_of_filling_memory(be
             await asyncio.sleep(0.2)
         assert sent < 32 * 2**20
     await b.settled()
+
+
+async def test_a_client_that_never_reads_is_given_up(bench: BenchFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_LONGEST_PAUSE_SECONDS", 0.3)
+    b = await bench(1)
+    b.replicas[0].behave = flood
+    async with b.client.post(b.url, json=chat()) as response:
+        await b.settled()
+        with pytest.raises(aiohttp.ClientError):
+            await response.read()
 
 
 async def test_requests_over_the_limit_are_refused_with_retry_after_and_permits_come_back(bench: BenchFactory) -> None:
