@@ -89,9 +89,12 @@ def _load_pretrained(name: str, dtype: torch.dtype) -> LoadedModel:
     source = str(directory) if is_local else name
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(source)
+        _forget_unused_window(config)
         _refuse_unsupported(config)
         tokenizer = AutoTokenizer.from_pretrained(source)
-        with_report: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+        with_report: Any = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=dtype, output_loading_info=True
+        )
         model, loading = with_report
         if loading["missing_keys"]:  # transformers would go on with random numbers
             raise ModelLoadError(f"its files lack {len(loading['missing_keys'])} of the weights that it needs")
@@ -172,6 +175,13 @@ def _sample(file: BinaryIO) -> Iterator[bytes]:
             begin, end = tensor["data_offsets"]
             file.seek(tensors_start + begin)
             yield file.read(min(_SAMPLE_BYTES, end - begin))
+
+
+def _forget_unused_window(config: PretrainedConfig) -> None:
+    """A window as long as the longest context hides nothing."""
+    window, context = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", None)
+    if window and context and window >= context and not getattr(config, "layer_types", None):
+        config.sliding_window = None
 
 
 def _refuse_unsupported(config: PretrainedConfig) -> None:

@@ -13,12 +13,14 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     Gemma2Config,
+    GptOssConfig,
     LlamaConfig,
     MambaConfig,
     MistralConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3NextConfig,
 )
 
 from replica.model_loader import ModelLoadError, load, weights_digest
@@ -90,12 +92,22 @@ def test_a_directory_gives_model_tokenizer_limits_and_every_token_that_ends(llam
     assert PromptEncoder(loaded.bundle).encode(prompt).token_ids == expected
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_passes_the_trial_at_loading(family: str, tmp_path: Path) -> None:
+def test_every_family_passes_the_trial_at_loading_in_every_precision(family: str, dtype: str, tmp_path: Path) -> None:
     build(family).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
 
-    assert load(str(tmp_path), "cpu").model.config.model_type == family
+    loaded = load(str(tmp_path), "cpu", dtype)
+
+    assert loaded.model.config.model_type == family
+    assert str(loaded.model.dtype) == f"torch.{dtype}"
+
+
+def test_a_window_as_long_as_the_context_hides_nothing_and_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    directory = save(MistralConfig.from_dict(SMALL | {"sliding_window": SMALL["max_position_embeddings"]}), tmp_path)
+
+    assert load(directory, "cpu").context_tokens == SMALL["max_position_embeddings"]
 
 
 def test_copies_of_a_directory_have_one_weights_id_and_other_weights_another(llama: Path, tmp_path: Path) -> None:
@@ -118,6 +130,22 @@ def test_copies_of_a_directory_have_one_weights_id_and_other_weights_another(lla
         (Qwen2Config.from_dict(SMALL | {"use_sliding_window": True, "max_window_layers": 1}), "sliding"),
         (Gemma2Config.from_dict(SMALL | {"head_dim": 16}), "sliding"),
         (Gemma2Config.from_dict(SMALL | {"head_dim": 16, "layer_types": ["full_attention"] * 2}), "soft-capped"),
+        (
+            Qwen3NextConfig.from_dict(SMALL | {"head_dim": 16, "layer_types": ["linear_attention", "full_attention"]}),
+            "linear attention",
+        ),
+        (
+            GptOssConfig.from_dict(
+                SMALL
+                | {
+                    "head_dim": 16,
+                    "layer_types": ["full_attention"] * 2,
+                    "num_local_experts": 2,
+                    "num_experts_per_tok": 2,
+                }
+            ),
+            "sinks",
+        ),
         (MambaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=1), "linear"),
         (BertConfig(vocab_size=100, hidden_size=32, num_hidden_layers=1, num_attention_heads=2), "causal"),
         (

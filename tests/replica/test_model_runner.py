@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from replica.model_runner import ModelRunner
 from replica.runner import Chunk, RunnerError
@@ -15,6 +16,12 @@ def placed(tokens: list[int], blocks: list[int], **params: Any) -> Sequence:
     sequence = make_sequence(tokens, **params)
     sequence.block_ids = blocks
     return sequence
+
+
+def rounded(family: str, dtype: torch.dtype) -> PreTrainedModel:
+    model = build(family)
+    torch.nn.Module.to(model, dtype)  # `to` of a transformers model is wrapped in an untyped decorator
+    return model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -33,6 +40,27 @@ def test_logits_of_mixed_chunks_over_shared_blocks_equal_those_of_the_whole_prom
     torch.testing.assert_close(logits, torch.stack(expected), rtol=1e-4, atol=1e-4)
     top = logits.topk(2).values
     assert (top[:, 0] - top[:, 1]).min() > 1e-2, "too close a race for greedy answers to be compared elsewhere"
+
+
+@pytest.mark.parametrize(("dtype", "deviations"), [(torch.bfloat16, 0.08), (torch.float16, 0.01)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_in_half_precision_are_as_near_to_the_truth_as_those_of_transformers(
+    family: str, dtype: torch.dtype, deviations: float
+) -> None:
+    """The truth is the same rounded weights, in single precision."""
+    tokens = make_prompt(120)
+    runner = ModelRunner(rounded(family, dtype), 40, 4)
+    sequence = placed(tokens, list(range(39, 9, -1)))
+    runner.logits([Chunk(sequence, 0, 50)])
+    runner.logits([Chunk(sequence, 50, 119)])
+
+    logits = runner.logits([Chunk(sequence, 119, 120)])[0].float()
+
+    with torch.inference_mode():
+        truth = rounded(family, dtype).float()(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        theirs = rounded(family, dtype)(torch.tensor([tokens]), use_cache=False).logits[0, -1].float()
+    error, their_error = ((each - truth).std() / truth.std() for each in (logits, theirs))
+    assert error < max(deviations, 1.5 * their_error)
 
 
 def test_a_step_answers_in_the_order_of_its_chunks_and_only_where_they_end() -> None:
