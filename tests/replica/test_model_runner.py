@@ -57,7 +57,9 @@ def test_logits_in_half_precision_are_as_near_to_the_truth_as_those_of_transform
     logits = runner.logits([Chunk(sequence, 119, 120)])[0].float()
 
     with torch.inference_mode():
-        truth = rounded(family, dtype).float()(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        exact = rounded(family, dtype)
+        torch.nn.Module.to(exact, torch.float32)
+        truth = exact(torch.tensor([tokens]), use_cache=False).logits[0, -1]
         theirs = rounded(family, dtype)(torch.tensor([tokens]), use_cache=False).logits[0, -1].float()
     error, their_error = ((each - truth).std() / truth.std() for each in (logits, theirs))
     assert error < max(deviations, 1.5 * their_error)
