@@ -24,7 +24,8 @@ class Run(NamedTuple):
     """Consecutive tokens of a prompt. Two runs with the same `serial` hold the same ids."""
 
     ids: array[int]
-    serial: int
+    serial: int | None
+    """None: its keys are not kept, since it is short and seldom met again."""
 
 
 class _State(NamedTuple):
@@ -58,12 +59,13 @@ class KeyMemo:
         keys: list[int] = []
         state = _State(root, b"")
         for run in runs:
-            memo_key = (block_size, state, run.serial)
-            step = self._steps.get(memo_key)
+            memo_key = None if run.serial is None else (block_size, state, run.serial)
+            step = None if memo_key is None else self._steps.get(memo_key)
             if step is None:
                 step = _extend(state, run.ids, block_size)
-                size = _STEP_OVERHEAD_BYTES + 8 * len(step.keys) + 4 * block_size
-                self._steps.put(memo_key, step, size)
+                if memo_key is not None:
+                    size = _STEP_OVERHEAD_BYTES + 8 * len(step.keys) + 4 * block_size
+                    self._steps.put(memo_key, step, size)
             keys.extend(step.keys)
             state = step.after
         return keys  # type: ignore[return-value]

@@ -28,7 +28,7 @@ from shared.byte_lru import ByteLru
 from shared.chat_template import ChatTemplate, PromptError
 from shared.incremental_decoder import IncrementalDecoder
 from shared.key_memo import KeyMemo, Run
-from shared.text_runs import TextRuns
+from shared.text_runs import MIN_RUN_CHARACTERS, TextRuns
 from shared.tokenizer_bundle import BundleError, TokenizerBundle
 
 __all__ = [
@@ -45,6 +45,8 @@ __all__ = [
 ]
 
 _DEFAULT_MEMO_BYTES = 256 * 2**20
+_MOST_OPEN_BYTES = 4 * 2**20
+"""For the ends of prompts, of which hardly one comes twice: what is kept of each must not push out what is shared."""
 _TOKENS_PER_RUN = 2048
 _RUN_OVERHEAD_BYTES = 400
 _GOLDEN_TEXT = "Warm prefixes route well: naïve café, 東京, 🙂 42.\n\n"
@@ -146,7 +148,9 @@ class PromptEncoder:
             self._text_runs = _exact_text_runs(self.tokenizer, self._text_ends)
         except Exception as error:  # the bindings raise plain Exception
             raise BundleError(f"the tokenizer fails on ordinary text: {error}") from error
-        self._runs: ByteLru[tuple[str, str | bytes], Run] = ByteLru(memo_bytes // 2)
+        open_bytes = min(memo_bytes // 16, _MOST_OPEN_BYTES)
+        self._open_runs: ByteLru[tuple[str, str | bytes], Run] = ByteLru(open_bytes)
+        self._runs: ByteLru[tuple[str, str | bytes], Run] = ByteLru(memo_bytes // 2 - open_bytes)
         self._serials = itertools.count()
         self._key_memo = KeyMemo(memo_bytes // 2)
 
@@ -193,10 +197,11 @@ class PromptEncoder:
 
     @property
     def memo_bytes_used(self) -> int:
-        return self._runs.used_bytes + self._key_memo.used_bytes
+        return self._runs.used_bytes + self._open_runs.used_bytes + self._key_memo.used_bytes
 
     def check_integrity(self) -> None:
         self._runs.check_integrity()
+        self._open_runs.check_integrity()
         self._key_memo.check_integrity()
 
     def golden_prompt_key(self, root: BlockKey, block_size: int) -> str:
@@ -252,15 +257,17 @@ class PromptEncoder:
         return PreparedPrompt(pieces, 0)
 
     def _look_up(self, memo_key: tuple[str, str | bytes], ids: array[int] | None = None) -> Run | _NewRun:
-        return self._runs.get(memo_key) or _NewRun(memo_key, ids)
+        return self._runs.get(memo_key) or self._open_runs.get(memo_key) or _NewRun(memo_key, ids)
 
     def _remember(self, new: _NewRun) -> Run:
-        if (known := self._runs.get(new.memo_key)) is not None:
+        if (known := self._runs.get(new.memo_key) or self._open_runs.get(new.memo_key)) is not None:
             return known  # another request was quicker
         assert new.ids is not None, "finish() comes after tokenize_missing()"
-        run = Run(new.ids, next(self._serials))
+        # The open end of a prompt: its next turn makes another run of it, and most questions are asked once.
+        is_open = new.memo_key[0] == "run" and len(new.memo_key[1]) < MIN_RUN_CHARACTERS
+        run = Run(new.ids, None if is_open else next(self._serials))
         size = _RUN_OVERHEAD_BYTES + sys.getsizeof(new.memo_key[1]) + 4 * len(new.ids)
-        self._runs.put(new.memo_key, run, size)
+        (self._open_runs if is_open else self._runs).put(new.memo_key, run, size)
         return run
 
     def _tokenize(self, text: str, *, special_tokens: bool) -> list[int]:

@@ -7,7 +7,7 @@ tokenizer looks at across the cut. Each run therefore starts with the added toke
     <|im_start|>system ... | <|im_end|>\\n<|im_start|>user ... | <|im_end|>\\n<|im_start|>assistant\\n
     run 0                    run 1                              run 2
 
-A cut is made at the first such token that leaves at least `_MIN_RUN_CHARACTERS` behind: it depends on the text to its
+A cut is made at the first such token that leaves at least `MIN_RUN_CHARACTERS` behind: it depends on the text to its
 left alone, so a conversation that grows keeps all its runs but the last.
 """
 
@@ -17,15 +17,15 @@ import re
 
 from tokenizers import Tokenizer
 
-__all__ = ["TextRuns"]
+__all__ = ["MIN_RUN_CHARACTERS", "TextRuns"]
 
-_MIN_RUN_CHARACTERS = 1024
+MIN_RUN_CHARACTERS = 1024
 
 
 class TextRuns:
     """`split` loses nothing: joined, the runs are the text."""
 
-    def __init__(self, tokenizer: Tokenizer, min_run_characters: int = _MIN_RUN_CHARACTERS) -> None:
+    def __init__(self, tokenizer: Tokenizer, min_run_characters: int = MIN_RUN_CHARACTERS) -> None:
         self._min_run_characters = min_run_characters
         # Tokens marked `normalized` are looked for later, in the normalized pieces: never across these cuts.
         added = [token for token in tokenizer.get_added_tokens_decoder().values() if not token.normalized]

@@ -248,3 +248,15 @@ def test_digests_differ_where_bundles_do() -> None:
     assert len({one.template_digest for one in (bundle, other_template, no_template)}) == 3
     same = TokenizerBundle(bundle.tokenizer_json, dict(reversed(bundle.special_tokens.items())), bundle.chat_template)
     assert same.digest == bundle.digest
+
+
+def test_questions_that_are_asked_once_leave_next_to_nothing_behind() -> None:
+    encoder = PromptEncoder(_bundle(), memo_bytes=2**20)
+    opening = "shared opening " * 200
+    root = namespace_root("f")
+    for number in range(1000):
+        messages = [{"role": "system", "content": opening}, {"role": "user", "content": f"question {number}"}]
+        encoder.keys(encoder.encode(ChatPrompt(messages)), root, 4)
+    encoder.check_integrity()
+    assert encoder.memo_bytes_used < 2**20 // 4
+    assert encoder.prepare(ChatPrompt(messages)).unseen_characters == 0
