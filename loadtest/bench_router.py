@@ -62,20 +62,20 @@ class _Contestant:
         self.measured.setdefault(figure, []).append(value)
 
 
-class _Column(NamedTuple):
+class _Row(NamedTuple):
     figure: str
     form: str
 
 
-_COLUMNS = {
-    "CPU us / request": _Column("cpu_us", "{:,.0f}"),
-    "requests / s": _Column("per_second", "{:,.0f}"),
-    "added p50 ms": _Column("added_p50_ms", "{:.2f}"),
-    "added p99 ms": _Column("added_p99_ms", "{:.2f}"),
-    "CPU us / stream": _Column("stream_cpu_us", "{:,.0f}"),
-    "us / chunk": _Column("chunk_us", "{:.1f}"),
-    "memory MiB": _Column("memory_mib", "{:,.0f}"),
-    "grown MiB": _Column("grown_mib", "{:+,.0f}"),
+_ROWS = {
+    "CPU us / request": _Row("cpu_us", "{:,.0f}"),
+    "requests / s": _Row("per_second", "{:,.0f}"),
+    "added p50 ms": _Row("added_p50_ms", "{:.2f}"),
+    "added p99 ms": _Row("added_p99_ms", "{:.2f}"),
+    "CPU us / stream": _Row("stream_cpu_us", "{:,.0f}"),
+    "us / chunk": _Row("chunk_us", "{:.1f}"),
+    "memory MiB": _Row("memory_mib", "{:,.0f}"),
+    "grown MiB": _Row("grown_mib", "{:+,.0f}"),
 }
 
 
@@ -109,9 +109,11 @@ def _start(settings: BenchRouterSettings, stack: ExitStack) -> list[_Contestant]
     replicas = _ready_line(upstreams)
     contestants = [_Contestant("direct", replicas, None)]
     commands = [f"{sys.executable} -m warmroute router --port {{port}} --redis {redis.url} {settings.router_flags}"]
-    for number, command in enumerate([*commands, *settings.peer_command]):
+    for command in [*commands, *settings.peer_command]:
         url, pid = stack.enter_context(_program(command, replicas))
-        contestants.append(_Contestant(_name_of(command) if number else "warmroute", [url], pid))
+        name = _name_of(command)
+        taken = sum(name == contestant.name.split(" ")[0] for contestant in contestants)
+        contestants.append(_Contestant(f"{name} {taken + 1}" if taken else name, [url], pid))
     contestants += [_Contestant(url, [url], None) for url in settings.peer]
     time.sleep(_SETTLE_SECONDS)
     for contestant in contestants:  # what is done once is not measured
@@ -124,7 +126,9 @@ def _measure(contestant: _Contestant, settings: BenchRouterSettings, seed: int) 
     base = Job(contestant.urls, contestant.pid, settings.connections, settings.requests, seed=2 * seed)
     whole = _play(contestant, base)
     contestant.note("per_second", whole.requests / whole.seconds)
-    timed = msgspec.structs.replace(base, requests=_OPEN_LOOP_REQUESTS, rate=settings.rate, seed=2 * seed + 1_000)
+    timed = msgspec.structs.replace(
+        base, requests=min(_OPEN_LOOP_REQUESTS, settings.requests), rate=settings.rate, seed=2 * seed + 1_000
+    )
     latencies = sorted(_play(contestant, timed).latencies_ms)
     contestant.note("p50_ms", latencies[len(latencies) // 2])
     contestant.note("p99_ms", latencies[len(latencies) * 99 // 100])
@@ -170,12 +174,11 @@ def _play(contestant: _Contestant, job: Job) -> Figures:
 def _table(contestants: list[_Contestant]) -> Table:
     table = Table(title="Median of the rounds, lowest to highest in brackets")
     table.add_column("")
-    for heading in _COLUMNS:
-        table.add_column(heading, justify="right")
-    table.add_column("failed", justify="right")
     for contestant in contestants:
-        cells = [_cell(contestant.measured.get(column.figure), column.form) for column in _COLUMNS.values()]
-        table.add_row(contestant.name, *cells, str(contestant.failed))
+        table.add_column(contestant.name, justify="right")
+    for heading, row in _ROWS.items():
+        table.add_row(heading, *(_cell(contestant.measured.get(row.figure), row.form) for contestant in contestants))
+    table.add_row("failed", *(str(contestant.failed) for contestant in contestants))
     return table
 
 
@@ -251,4 +254,7 @@ def _answers(url: str) -> bool:
 
 
 def _name_of(command: str) -> str:
-    return Path(shlex.split(command)[0]).name
+    """Of its program, whoever interprets it."""
+    words = [word for word in shlex.split(command) if not word.startswith("-")]
+    named = [Path(word).name for word in words if not Path(word).name.startswith("python")]
+    return named[0] if named else command
