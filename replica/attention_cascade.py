@@ -11,7 +11,7 @@ of a group, and the rows that share, all stand as queries of one kv head, whose 
 
 A chunk of a prompt attends to what was there before without a mask, and to itself causally: no mask is ever built for
 it. Contexts are views of the pool where their blocks lie one after another; else they are gathered. To attend to each
-of several runs instead gains nothing over the copy (measured here: the same at two runs, worse from four on).
+of several runs instead gains nothing over the copy (measured: a tenth faster at two runs, a tenth slower at eight).
 """
 
 from __future__ import annotations

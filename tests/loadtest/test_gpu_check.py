@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from rich.console import Console
 
 from loadtest import gpu_check
+from loadtest.benches import tiers
 from replica import attention_varlen, model_runner
 from replica.attention_varlen import VarlenAttention
 from tests.replica.plain_varlen import plain_varlen
@@ -39,6 +43,19 @@ def test_the_checks_of_answers_pass_with_a_right_kernel() -> None:
 
     assert [check for check in checks if not check.passed] == []
     assert checks[-1].found == "100%"
+
+
+def test_the_transfers_of_a_model_made_here_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "_LONGEST_TOKENS", 1024)
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    model = gpu_check.save_model(
+        tmp_path / "model", CPU, num_hidden_layers=1, **dict(zip(sizes, (32, 32, 2, 1), strict=True))
+    )
+
+    checks = gpu_check.check_transfers(CPU, tmp_path, Console(), model, repeats=1)
+
+    assert len(checks) == 6
+    assert "hot against cold, 513 tokens, blocks of 256" in [check.name for check in checks]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
