@@ -65,7 +65,8 @@ def test_an_unknown_bench_is_refused_with_the_names_there_are(capsys: pytest.Cap
 
 def test_a_warm_prefix_leaves_only_the_rest_to_compute(tmp_path: Path) -> None:
     assert warmroute.main(["bench", "prefill", "--engine", "sim", "--repeats", "2", "--out", str(tmp_path)]) == 0
-    prefixes = json.loads((tmp_path / "prefill" / "results.json").read_text())["prefixes"]
+    results = json.loads((tmp_path / "prefill" / "results.json").read_text())
+    prefixes = results["prefixes"]
     for tokens, ways in prefixes.items():
         assert ways["cold"] == ways["no cache"]
         assert ways["cold"]["computed_tokens"] == int(tokens) + 64
@@ -74,4 +75,7 @@ def test_a_warm_prefix_leaves_only_the_rest_to_compute(tmp_path: Path) -> None:
     cold = [ways["cold"]["seconds"][0] for ways in prefixes.values()]
     assert warm[-1] < 1.2 * warm[0]
     assert cold[-1] > 10 * cold[0]
+    behind = results["seconds_by_cached_and_uncached"]
+    for uncached, seconds in behind["0"].items():
+        assert behind["1024"][uncached][0] == pytest.approx(seconds[0], rel=0.02)
     assert (tmp_path / "prefill" / "prefill.svg").read_text().startswith("<?xml")
