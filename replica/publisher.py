@@ -28,6 +28,7 @@ from shared.fleet_state import (
     RENEW_SECONDS,
     Delta,
     FleetState,
+    FleetStateMistyped,
     FleetStateUnavailable,
     LogPosition,
     Published,
@@ -45,6 +46,10 @@ _LAST_RETRY_SECONDS = 1.0
 _SETTLED_SECONDS = 10.0
 """Without a loss for so long, the next one is news again."""
 _MAX_EPOCH = 1 << 62
+_OVERWRITTEN = (
+    "Redis lost or changed what this replica published: publishing all again "
+    "(if this goes on, another replica has the same id)"
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -194,6 +199,9 @@ class Publisher:
                     if self._current and self._clock() >= self._settled_at:
                         self._enter("publishing", logging.INFO, "all is published to Redis and stays there")
                         self._retry_seconds = _FIRST_RETRY_SECONDS
+            except FleetStateMistyped as error:
+                self._lose()
+                self._enter("overwritten", logging.WARNING, f"{_OVERWRITTEN} [{error}]")
             except FleetStateUnavailable as error:
                 self._lose()
                 self._enter(
@@ -283,12 +291,7 @@ class Publisher:
     def _compare(self, published: Published) -> None:
         if published[:3] != (self._position, len(self._device), len(self._host)):
             self._lose()
-            self._enter(
-                "overwritten",
-                logging.WARNING,
-                "Redis lost or changed what this replica published: publishing all again "
-                "(if this goes on, another replica has the same id)",
-            )
+            self._enter("overwritten", logging.WARNING, _OVERWRITTEN)
 
     def _lose(self) -> None:
         """Redis is not as it should be: publish all again, but not at once, nor all replicas at the same time."""

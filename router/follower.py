@@ -29,6 +29,7 @@ from shared.fleet_state import (
     LOG_READ_ENTRIES,
     Delta,
     FleetState,
+    FleetStateMistyped,
     FleetStateUnavailable,
     LogEntry,
     LogPosition,
@@ -87,6 +88,7 @@ class Follower:
         self._positions: dict[str, LogPosition] = {}
         self._to_read: dict[str, RereadReason] = {}
         self._unreadable: dict[str, RereadReason] = {}
+        self._mistyped: set[str] = set()
         self._discover_at = 0.0
         self._current_at: float | None = None
         self._keep_all_until = 0.0
@@ -244,6 +246,7 @@ class Follower:
     def _forget(self, replica_id: str) -> None:
         for known in (self._positions, self._to_read, self._unreadable):
             known.pop(replica_id, None)
+        self._mistyped.discard(replica_id)
         self._index.remove(replica_id)
 
     # What they hold
@@ -254,7 +257,16 @@ class Follower:
         self._to_read[replica_id] = reason
 
     async def _read_again(self, replica_id: str) -> None:
-        snapshot = await self._fleet_state.snapshot(replica_id)
+        try:
+            snapshot = await self._fleet_state.snapshot(replica_id)
+        except FleetStateMistyped as error:
+            snapshot = None
+            self._index.remove(replica_id)
+            if replica_id not in self._mistyped:
+                self._mistyped.add(replica_id)
+                _logger.warning("the cache of replica %r is unknown until it publishes again: %s", replica_id, error)
+        else:
+            self._mistyped.discard(replica_id)
         reason = self._to_read.pop(replica_id)
         if snapshot is None:  # not complete there: the next discovery comes back to it
             self._unreadable[replica_id] = reason

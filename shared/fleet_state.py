@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, cast
 
 import msgspec
@@ -52,6 +52,7 @@ __all__ = [
     "CostCoefficients",
     "Delta",
     "FleetState",
+    "FleetStateMistyped",
     "FleetStateUnavailable",
     "LEASE_SECONDS",
     "LOG_READ_ENTRIES",
@@ -90,6 +91,10 @@ class FleetStateUnavailable(Exception):  # noqa: N818 - it is a state of the wor
     """Redis does not answer, or refuses. The message names the cause."""
 
 
+class FleetStateMistyped(FleetStateUnavailable):
+    """Redis does answer, but somebody put a value of another type under one of our keys: whose it is writes it anew."""
+
+
 class FleetState:
     """One cluster's state. Used from one event loop; close it when done."""
 
@@ -103,6 +108,8 @@ class FleetState:
             socket_connect_timeout=timeout_seconds,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
+            # The client would introduce itself unasked, and swallow the words of a Redis that refuses the connection.
+            driver_info=None,
         )
         self._redis = Redis.from_pool(pool)
         self._timeout_ms = int(timeout_seconds * 1000)
@@ -157,8 +164,10 @@ class FleetState:
             return _published(await _execute(pipe))
 
     async def last_log_position(self, replica_id: str) -> LogPosition | None:
-        with _unavailable():
+        """None too where something else than a log stands in its place."""
+        with suppress(FleetStateMistyped), _unavailable():
             return _last_position(await _answer(self._redis.xrevrange(self._key("log", replica_id), count=1)))
+        return None
 
     async def withdraw(self, record: ReplicaRecord) -> None:
         """Leave nothing behind but a goodbye, which runs out with the lease."""
@@ -196,7 +205,10 @@ class FleetState:
         return records
 
     async def snapshot(self, replica_id: str) -> Snapshot | None:
-        """All that the replica publishes, at one instant. None while record or log are missing or unusable."""
+        """All that the replica publishes, at one instant. None while record or log are missing or unusable.
+
+        Raises FleetStateMistyped where one of its keys holds something of another type.
+        """
         keys = [self._key(kind, replica_id) for kind in ("replica", "blocks", "host", "log")]
         with _unavailable():
             value, device, host, newest = await _answer(self._redis.eval(_SNAPSHOT, len(keys), *keys))
@@ -214,13 +226,17 @@ class FleetState:
     async def read_log(self, after: Mapping[str, LogPosition], block_ms: int) -> list[LogEntry]:
         """New entries of all these replicas' logs, oldest first for each; waits up to `block_ms` for the first one.
 
-        At most `LOG_READ_ENTRIES` per replica: ask again until a replica gives fewer.
+        At most `LOG_READ_ENTRIES` per replica: ask again until a replica gives fewer. What is no log at all is told as
+        one entry that cannot be read, and keeps the others waiting for this one call only.
         """
         if not after:
             return []
         streams = {self._key("log", replica_id): f"{at.epoch}-{at.version}" for replica_id, at in after.items()}
-        with _unavailable():
-            answer = await self._xread(streams, LOG_READ_ENTRIES, block_ms)
+        try:
+            with _unavailable():
+                answer = await self._xread(streams, LOG_READ_ENTRIES, block_ms)
+        except FleetStateMistyped:
+            return [LogEntry(replica_id, after[replica_id], None) for replica_id in await self._without_log(after)]
         skip = len(self._key("log", ""))
         entries = []
         for key, items in answer:
@@ -233,6 +249,15 @@ class FleetState:
                     delta = None
                 entries.append(LogEntry(replica_id, position, delta))
         return entries
+
+    async def _without_log(self, ids: Iterable[str]) -> list[str]:
+        """Those under whose name something else stands than a log."""
+        wanted = list(ids)
+        async with self._transaction() as pipe:
+            for replica_id in wanted:
+                pipe.type(self._key("log", replica_id))
+            types = await _execute(pipe)
+        return [replica_id for replica_id, kind in zip(wanted, types, strict=True) if kind not in (b"stream", b"none")]
 
     # Tokenizers
 
@@ -328,7 +353,8 @@ def _unavailable() -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError) as error:
-        raise FleetStateUnavailable(str(error) or type(error).__name__) from error
+        refusal = FleetStateMistyped if "WRONGTYPE" in str(error) else FleetStateUnavailable
+        raise refusal(str(error) or type(error).__name__) from error
 
 
 async def _execute(pipe: Pipeline) -> list[Any]:

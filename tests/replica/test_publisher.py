@@ -177,7 +177,7 @@ async def test_a_lost_tokenizer_alone_is_written_again(redis_url: str, client: A
         assert publisher.republished == 1
 
 
-@pytest.mark.parametrize("vandalism", ["set replaced", "log deleted", "block removed", "log ahead", "wrong type"])
+@pytest.mark.parametrize("vandalism", ["set replaced", "log deleted", "block removed", "log ahead", "a string"])
 async def test_whatever_differs_from_what_was_published_is_put_right(
     redis_url: str, client: Any, vandalism: str
 ) -> None:
@@ -202,6 +202,40 @@ async def test_whatever_differs_from_what_was_published_is_put_right(
         assert publisher.position.epoch > epoch
         publisher.offer(CacheEvents(blocks(4), []))
         await eventually(lambda: stored_in(client) == {1, 2, 3, 4})
+
+
+@pytest.mark.parametrize("kind", ["blocks", "host", "log"])
+async def test_a_key_replaced_by_a_list_is_published_again_and_said_once_without_calling_redis_away(
+    redis_url: str, client: Any, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    async with publishing(redis_url) as publisher:
+        publisher.offer(CacheEvents(blocks(1, 2), [], blocks(3), []))
+        await eventually(lambda: stored_in(client) == {1, 2})
+        epoch = publisher.position.epoch
+        key = f"warmroute:{{default}}:{kind}:r1"
+        with client.pipeline() as pipe:
+            pipe.delete(key)
+            pipe.rpush(key, "not ours")
+            pipe.execute()
+        await eventually(lambda: publisher.republished == 2 and publisher.current)
+        assert stored_in(client) == {1, 2}
+        assert client.scard("warmroute:{default}:host:r1") == 1
+        assert client.xlen(LOG) == 1
+        assert publisher.position.epoch > epoch
+    (warning,) = [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING]
+    assert "lost or changed" in warning
+    assert "WRONGTYPE" in warning
+
+
+async def test_a_redis_that_refuses_is_quoted(caplog: pytest.LogCaptureFixture) -> None:
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"-DENIED Redis is running in protected mode\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server, publishing(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"):
+        await eventually(lambda: "Redis is away" in caplog.text)
+        assert "DENIED Redis is running in protected mode" in caplog.text
 
 
 async def test_a_new_process_under_an_old_name_takes_over_what_the_dead_one_left(redis_url: str, client: Any) -> None:

@@ -179,6 +179,45 @@ async def test_a_set_changed_behind_the_publishers_back_is_not_believed_by_a_new
             assert len(router.keys_of("r1")) == 10
 
 
+@pytest.mark.parametrize("kind", ["blocks", "host", "log"])
+async def test_one_key_of_the_wrong_type_makes_one_cache_unknown_and_the_others_stay_exact(
+    redis_url: str, client: Any, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    async with following(redis_url) as router, Member(redis_url) as other:
+        other.compute(range(40))
+        async with Member(redis_url, "r2") as frozen:
+            frozen.compute(range(40))
+            await eventually(lambda: router.knows(frozen, other))
+            await frozen.crash()  # nobody mends it, and its lease has some seconds left
+            key = f"warmroute:{{default}}:{kind}:r2"
+            client.delete(key)
+            client.rpush(key, "not ours")
+            router.follower._doubt("r2", "gap")
+            await eventually(lambda: router.index.held_prefixes(other.keys(range(40))) == {"r1": 10})
+            other.compute(range(100, 140))
+            await eventually(lambda: router.knows(other))
+            assert router.follower.view.step == "exact"
+            assert router.states()["r2"] == "accepting"
+    assert "Redis is away" not in caplog.text
+    assert caplog.text.count("the cache of replica 'r2' is unknown until it publishes again: WRONGTYPE") == 1
+
+
+async def test_a_log_replaced_by_a_list_does_not_hold_up_the_logs_of_the_others(
+    redis_url: str, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with following(redis_url) as router, Member(redis_url) as one, Member(redis_url, "r2") as two:
+        one.compute(range(40))
+        two.compute(range(40))
+        await eventually(lambda: router.knows(one, two))
+        client.delete(LOG)
+        client.rpush(LOG, "not ours")
+        two.compute(range(100, 140))
+        await eventually(lambda: router.knows(one, two))
+        assert one.publisher.republished == 2
+        assert router.follower.view.step == "exact"
+    assert "Redis is away" not in caplog.text
+
+
 async def test_an_engine_restarted_under_its_old_name_is_a_new_epoch_with_new_contents(redis_url: str) -> None:
     async with following(redis_url) as router, Member(redis_url) as first:
         first.compute(range(40))
