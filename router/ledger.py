@@ -138,7 +138,7 @@ class _Account:
             return 0.0
         head = next(iter(self.pending)).service_seconds
         behind = self.pending_seconds - head
-        return abs(head - (now - self.head_since)) + (behind if behind > 0.0 else 0.0)
+        return abs(head - (now - self.head_since)) + max(0.0, behind)
 
     def advance(self, now: float) -> None:
         """Let the heads whose first token cannot be seen pass once their time is over."""
