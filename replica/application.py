@@ -25,7 +25,16 @@ from replica.responses import Head, Response, response_of
 from replica.service import Service
 from replica.session_routes import SessionRoutes
 from replica.sessions import Sessions
-from shared.api import GENERATION_PATHS, ApiError, dialect_of, parse_generation, parse_tokenize
+from shared.api import (
+    COUNT_TOKENS_PATH,
+    GENERATION_PATHS,
+    ApiError,
+    TokenizeRequest,
+    dialect_of,
+    parse_count_tokens,
+    parse_generation,
+    parse_tokenize,
+)
 from shared.api_errors import (
     body_too_large,
     internal_error,
@@ -34,6 +43,7 @@ from shared.api_errors import (
     path_not_found,
     shutting_down,
 )
+from shared.prompts import EncodedPrompt
 
 __all__ = ["ReplicaApplication"]
 
@@ -70,7 +80,9 @@ class ReplicaApplication:
         application.add_routes(
             [
                 *(web.post(path, self._generate) for path in GENERATION_PATHS),
+                web.post(COUNT_TOKENS_PATH, self._count_tokens),
                 web.get("/v1/models", self._models),
+                web.get("/v1/models/{id:.+}", self._model),
                 web.post("/tokenize", self._tokenize),
                 web.get("/health", self._health),
                 web.get("/ready", self._ready),
@@ -120,30 +132,42 @@ class ReplicaApplication:
             return await _whole(choices, first, shape)
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
-        service = self._loaded()
-        parsed = parse_tokenize(await request.read())
-        service.check_model(parsed.model or service.model.name)
-        encoded = await service.encode(parsed.prompt)
+        encoded = await self._encode(parse_tokenize(await request.read()))
         return _json(
             {
                 "tokens": encoded.token_ids,
                 "count": encoded.token_count,
-                "max_model_len": service.model.context_tokens,
+                "max_model_len": self._loaded().model.context_tokens,
             }
         )
+
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        encoded = await self._encode(parse_count_tokens(await request.read()))
+        return _json({"input_tokens": encoded.token_count})
+
+    async def _encode(self, wanted: TokenizeRequest) -> EncodedPrompt:
+        service = self._loaded()
+        service.check_model(wanted.model or service.model.name)
+        return await service.encode(wanted.prompt)
 
     # -- what there is and how it is doing ---------------------------------------------------------------------------
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        self._loaded().check_model(request.match_info["id"])
+        return _json(self._card())
+
+    def _card(self) -> dict[str, object]:
         model = self._loaded().model
-        card = {
+        return {
             "id": model.name,
             "object": "model",
             "created": self._started_at,
             "owned_by": "warmroute",
             "max_model_len": model.context_tokens,
         }
-        return _json({"object": "list", "data": [card]})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         if self.service is not None and not self.service.engine.alive:
@@ -164,6 +188,8 @@ class ReplicaApplication:
 
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         response.headers["x-request-id"] = _request_id(request)
+        if dialect_of(request.path) == "anthropic":
+            response.headers["request-id"] = _request_id(request)
         response.headers["x-warmroute-replica"] = self._replica_id
 
     @web.middleware

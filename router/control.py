@@ -19,8 +19,16 @@ from router.fleet import Fleet, FleetReplica
 from router.health import Health
 from router.metrics import RouterMetrics
 from router.placement import NoReplicaError, Placement
-from shared.api import CHAT_PATH, COMPLETIONS_PATH, GENERATION_PATHS, ApiError, parse_routing, parse_tokenize
-from shared.api_errors import invalid_value, not_ready
+from shared.api import (
+    CHAT_PATH,
+    COMPLETIONS_PATH,
+    GENERATION_PATHS,
+    ApiError,
+    parse_count_tokens,
+    parse_routing,
+    parse_tokenize,
+)
+from shared.api_errors import invalid_value, model_not_found, not_ready
 
 __all__ = ["Control"]
 
@@ -81,11 +89,12 @@ class Control:
 
     async def models(self, request: web.BaseRequest) -> web.Response:
         """All models that the fleet serves."""
-        cards = [
-            {"id": model, "object": "model", "created": self._started_at, "owned_by": "warmroute"}
-            for model in self._fleet.models
-        ]
-        return _json({"object": "list", "data": cards})
+        return _json({"object": "list", "data": [self._card(model) for model in self._fleet.models]})
+
+    async def model(self, request: web.BaseRequest, model: str) -> web.Response:
+        if model not in self._fleet.models:
+            raise model_not_found(model, self._fleet.models)
+        return _json(self._card(model))
 
     async def replicas(self, request: web.BaseRequest) -> web.Response:
         """The fleet as this router sees it."""
@@ -124,6 +133,11 @@ class Control:
             return None
         return _json({"tokens": encoded.token_ids, "count": encoded.token_count})
 
+    async def count_tokens(self, request: web.BaseRequest) -> web.Response | None:
+        """As `tokenize`, in Anthropic's dialect and without the ids."""
+        encoded = await self._candidates.tokenize(parse_count_tokens(await self._text(request)))
+        return None if encoded is None else _json({"input_tokens": encoded.token_count})
+
     async def drain(self, request: web.BaseRequest, replica_id: str, *, draining: bool) -> web.Response:
         """No new work for that replica, or again new work; what runs there goes on."""
         self._require_admin(request)
@@ -131,6 +145,9 @@ class Control:
             message = f"no replica is called {replica_id[:200]!r}: GET /replicas names those there are"
             raise ApiError(404, "replica_not_found", message)
         return _json({"id": replica_id, "draining": draining})
+
+    def _card(self, model: str) -> dict[str, object]:
+        return {"id": model, "object": "model", "created": self._started_at, "owned_by": "warmroute"}
 
     def _describe(self, replica: FleetReplica, now: float) -> dict[str, object]:
         record, standing = replica.record, self._placement.ledger.standing(replica.id, now)

@@ -12,7 +12,7 @@ from router.control import Control
 from router.exchange import error_response
 from router.headers import RequestIds
 from router.proxy import Proxy
-from shared.api import GENERATION_PATHS, ApiError
+from shared.api import COUNT_TOKENS_PATH, GENERATION_PATHS, ApiError
 from shared.api_errors import internal_error, method_not_allowed, path_not_found
 
 __all__ = ["Dispatcher"]
@@ -21,6 +21,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _logger = logging.getLogger(__name__)
 _DRAIN_PATH = re.compile(r"/replicas/(?P<id>[^/]+)/(?P<verb>drain|undrain)")
+_ONE_MODEL = "/v1/models/"
 _PASSED_THROUGH = "/v1/"
 
 
@@ -41,6 +42,7 @@ class Dispatcher:
             "/replicas": {"GET": control.replicas},
             "/route": {"POST": control.route},
             "/tokenize": {"POST": self._tokenize},
+            COUNT_TOKENS_PATH: {"POST": self._count_tokens},
         }
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -69,6 +71,8 @@ class Dispatcher:
             if method != "POST":
                 raise method_not_allowed(method, ["POST"])
             return lambda request: self._control.drain(request, match["id"], draining=match["verb"] == "drain")
+        if path.startswith(_ONE_MODEL) and method in ("GET", "HEAD"):
+            return lambda request: self._control.model(request, path.removeprefix(_ONE_MODEL))
         # Dots are resolved by some servers: `/v1/../admin` is not a path under `/v1/`.
         if path.startswith(_PASSED_THROUGH) and not {".", ".."} & set(path.split("/")):
             return self._proxy.pass_through
@@ -76,3 +80,6 @@ class Dispatcher:
 
     async def _tokenize(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._control.tokenize(request) or await self._proxy.pass_through(request)
+
+    async def _count_tokens(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._control.count_tokens(request) or await self._proxy.pass_through(request)

@@ -50,7 +50,7 @@ class Exchange:
 
     def headers(self) -> list[tuple[str, str]]:
         """What the router says about the request in its answer."""
-        headers = [("x-request-id", self.request_id)]
+        headers = _request_ids(self.path, self.request_id)
         if (decision := self.decision) is not None:
             headers += [
                 ("x-warmroute-replica", decision.chosen.replica_id),
@@ -93,6 +93,12 @@ class Exchange:
         _logger.info("request", extra=fields(**line))
 
 
+def _request_ids(path: str, request_id: str) -> list[tuple[str, str]]:
+    """The id as the headers where the path's clients look for it."""
+    ids = [("x-request-id", request_id)]
+    return [*ids, ("request-id", request_id)] if dialect_of(path) == "anthropic" else ids
+
+
 def error_response(
     error: ApiError, path: str, request_id: str, headers: Iterable[tuple[str, str]] = ()
 ) -> web.Response:
@@ -100,8 +106,7 @@ def error_response(
     response = web.Response(
         status=error.status, body=error.body(dialect_of(path), request_id), content_type="application/json"
     )
-    response.headers["x-request-id"] = request_id
-    for name, value in headers:
+    for name, value in (*_request_ids(path, request_id), *headers):
         response.headers[name] = safe_value(value)
     response.headers.update(error.headers())
     return response

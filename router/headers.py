@@ -31,6 +31,8 @@ _HOP_BY_HOP = frozenset(
 )
 # Said anew on the way to a replica: where it goes, how long the body is, and that the body is already here.
 _REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})
+_REQUEST_IDS = frozenset({b"x-request-id", b"request-id"})
+"""The second is Anthropic's."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _UNSAFE = re.compile(r"[^\x20-\x7e]+")
 _LONGEST_VALUE = 512
@@ -70,7 +72,7 @@ def response_headers(received: Head, own: Iterable[tuple[str, str]]) -> bytes:
     dropped = _HOP_BY_HOP | _named_by(received.all(b"connection"))
     lines = []
     for name, _, line in received.fields:
-        if name not in dropped and name != b"x-request-id" and not name.startswith(_OWN_PREFIX):
+        if name not in dropped and name not in _REQUEST_IDS and not name.startswith(_OWN_PREFIX):
             lines.append(line)
     lines += [f"{name}: {safe_value(value)}".encode() for name, value in own]
     lines.append(b"")

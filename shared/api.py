@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shared.api_anthropic import MessagesRoutingShape, messages_request, messages_routing
+from shared.api_anthropic import MessagesRoutingShape, messages_prompt, messages_request, messages_routing
 from shared.api_errors import ApiError, Dialect, dialect_of, invalid_value
 from shared.api_fields import Decode, Fields, decode_object, decoder_of
 from shared.api_openai import (
@@ -29,6 +29,7 @@ from shared.prompts import PromptInput
 __all__ = [
     "CHAT_PATH",
     "COMPLETIONS_PATH",
+    "COUNT_TOKENS_PATH",
     "GENERATION_PATHS",
     "MESSAGES_PATH",
     "ApiError",
@@ -39,6 +40,7 @@ __all__ = [
     "dialect_of",
     "parse_chat",
     "parse_completion",
+    "parse_count_tokens",
     "parse_generation",
     "parse_messages",
     "parse_routing",
@@ -48,6 +50,7 @@ __all__ = [
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
 MESSAGES_PATH = "/v1/messages"
+COUNT_TOKENS_PATH = "/v1/messages/count_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +106,9 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
         raise invalid_value("messages", "or prompt is required, one of them", "missing_required_parameter")
     prompt = chat_prompt(fields) if "messages" in fields else completion_prompt(fields)
     return TokenizeRequest(fields.text("model"), prompt)
+
+
+def parse_count_tokens(body: bytes) -> TokenizeRequest:
+    """A messages body; `max_tokens` and all that is about the answer may be absent."""
+    fields = decode_object(_decode_all, body)
+    return TokenizeRequest(fields.required_text("model"), messages_prompt(fields))

@@ -72,11 +72,17 @@ def messages_request(fields: Fields) -> GenerationRequest:
         top_p=nucleus(fields),
         top_k=most_likely(fields),
         seed=None,
-        stop=stop_strings(fields, "stop_sequences"),
+        stop=_stop_sequences(fields),
         stop_token_ids=stop_token_ids(fields),
         ignore_eos=fields.flag("ignore_eos"),
         keep_seconds=anthropic_keep_seconds(fields),
     )
+
+
+def _stop_sequences(fields: Fields) -> tuple[str, ...]:
+    if isinstance(fields.raw("stop_sequences"), str):
+        raise invalid_value("stop_sequences", "must be a list of strings, not a string", "invalid_type")
+    return stop_strings(fields, "stop_sequences")
 
 
 def messages_prompt(fields: Fields) -> ChatPrompt:

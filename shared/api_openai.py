@@ -193,10 +193,10 @@ def chat_prompt(fields: Fields) -> ChatPrompt:
     add_generation = fields.flag("add_generation_prompt", default=not continue_final)
     if continue_final and add_generation:
         raise invalid_value("add_generation_prompt", "must be false when continue_final_message is true")
-    tools = fields.objects("tools")
+    tools, offered = fields.objects("tools"), _tools_offered(fields)
     return ChatPrompt(
         messages=[_message(message, index) for index, message in enumerate(messages)],
-        tools=tools if tools and _tools_offered(fields) else None,
+        tools=tools if tools and offered else None,
         add_generation_prompt=add_generation,
         continue_final_message=continue_final,
         template_kwargs=fields.mapping("chat_template_kwargs"),

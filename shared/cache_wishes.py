@@ -17,6 +17,10 @@ from shared.api_fields import Fields
 __all__ = ["anthropic_keep_seconds", "openai_keep_seconds"]
 
 _OPENAI_SECONDS = {"in_memory": 0.0, "in-memory": 0.0, "24h": 86_400.0}
+_PARTS = ("system", "tools", "messages", "content")
+_DEEPEST_MARK = 3
+"""On a text within a tool's result, which stands in a message."""
+_MOST_MARKS = 4
 _ANTHROPIC_SECONDS = {"5m": 300.0, "1h": 3_600.0}
 
 
@@ -29,23 +33,27 @@ def openai_keep_seconds(fields: Fields) -> float:
 
 def anthropic_keep_seconds(fields: Fields) -> float:
     """Reads what the prompt was made of: call it once that is known to be right."""
-    return max((_seconds(mark) for mark in _marks(fields)), default=0.0)
+    wishes = [_seconds(mark) for mark in _marks(fields)]
+    if len(wishes) > _MOST_MARKS:
+        message = f"stands in {len(wishes)} places: at most {_MOST_MARKS} are allowed"
+        raise invalid_value(fields.path("cache_control"), message)
+    return max(wishes, default=0.0)
 
 
-def _marks(fields: Fields) -> Iterator[Fields]:
+def _marks(fields: Fields, depth: int = _DEEPEST_MARK) -> Iterator[Fields]:
     """Every `cache_control` there is."""
-    parts = [(name, fields.raw(name)) for name in ("system", "tools")]
-    turns = fields.objects("messages")
-    parts += [(f"messages[{index}].content", turn.get("content")) for index, turn in enumerate(turns)]
     if "cache_control" in fields:
         yield fields.nested("cache_control")
-    for name, part in parts:
-        for index, block in enumerate(part if isinstance(part, list) else ()):
-            if isinstance(block, dict) and block.get("cache_control") is not None:
-                yield Fields(block, f"{name}[{index}]").nested("cache_control")
+    for name in _PARTS if depth else ():
+        parts = fields.raw(name)
+        for index, part in enumerate(parts if isinstance(parts, list) else ()):
+            if isinstance(part, dict):
+                yield from _marks(Fields(part, f"{fields.path(name)}[{index}]"), depth - 1)
 
 
 def _seconds(mark: Fields) -> float:
+    if mark.raw("type") != "ephemeral":
+        raise invalid_value(mark.path("type"), 'must be "ephemeral"')
     ttl = mark.text("ttl", "5m")
     if ttl not in _ANTHROPIC_SECONDS:
         raise invalid_value(mark.path("ttl"), 'must be "5m" or "1h"')

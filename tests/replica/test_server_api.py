@@ -185,6 +185,22 @@ async def test_the_quiet_paths_answer(client: aiohttp.ClientSession) -> None:
     async with client.get("/v1/models") as response:
         [card] = (await response.json())["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 1024)
+    async with client.get("/v1/models/tiny") as response:
+        assert await response.json() == card
+    async with client.get("/v1/models/some/other") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_counting_the_tokens_of_messages_counts_what_the_request_would(client: aiohttp.ClientSession) -> None:
+    ask = {name: value for name, value in HELLO.items() if name != "max_tokens"} | {"system": "be brief"}
+    response, counted = await post(client, "/v1/messages/count_tokens", ask)
+    _, message = await post(client, "/v1/messages", ask | {"max_tokens": 1})
+    usage = message["usage"]
+    whole = usage["input_tokens"] + usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"]
+    assert counted == {"input_tokens": whole}
+    assert response.headers["request-id"] == response.headers["x-request-id"]
+    response, refusal = await post(client, "/v1/messages/count_tokens", ask | {"model": "other"})
+    assert (response.status, refusal["error"]["type"]) == (404, "not_found_error")
 
 
 async def test_resetting_the_cache_empties_it(client: aiohttp.ClientSession) -> None:

@@ -37,6 +37,10 @@ async def test_models_are_those_of_the_fleet(bench: BenchFactory) -> None:
     async with b.client.get(b.router.url + "/v1/models") as response:
         document = await response.json()
     assert [(model["id"], model["object"]) for model in document["data"]] == [("fake", "model")]
+    async with b.client.get(b.router.url + "/v1/models/fake") as response:
+        assert await response.json() == document["data"][0]
+    async with b.client.get(b.router.url + "/v1/models/some/other") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_the_metrics_tell_outcomes_decisions_retries_and_nothing_unbounded(bench: BenchFactory) -> None:

@@ -27,8 +27,8 @@ def test_a_replica_id_with_a_line_break_cannot_add_a_header() -> None:
 
 def test_repeated_headers_stay_repeated_and_the_routers_own_are_there_once() -> None:
     received = parse_head(
-        b"HTTP/1.1 200 OK\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nX-Request-Id: theirs\r\nX-Hop: 1\r\n"
-        b"Connection: close, X-Hop"
+        b"HTTP/1.1 200 OK\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nX-Request-Id: theirs\r\n"
+        b"Request-Id: theirs\r\nX-Hop: 1\r\nConnection: close, X-Hop"
     )
     headers = response_headers(received, [("x-request-id", "ours")])
     assert headers == b"Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nx-request-id: ours\r\n"

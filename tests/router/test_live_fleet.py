@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
+import anthropic
+import openai
 import pytest
 
 from replica.server import ReplicaServer
@@ -244,3 +246,19 @@ async def test_tokenizing_a_prompt_that_no_engine_takes_is_refused_as_the_engine
             error = (await response.json())["error"]
             assert (response.status, error["code"]) == (400, "invalid_prompt"), url
             assert says in error["message"]
+
+
+async def test_official_clients_read_a_model_the_count_of_a_prompt_and_the_id_of_their_request(live: LiveFleet) -> None:
+    replica = await live.replica("r1")
+    b = await live.router()
+    ask: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "How long is this?"}]}
+    async with openai.AsyncOpenAI(base_url=b.router.url + "/v1", api_key="x", max_retries=0) as client:
+        assert (await client.models.retrieve("tiny")).id == "tiny"
+    counts = []
+    for url in (b.router.url, replica.url):
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="x", max_retries=0) as client_of_messages:
+            counts.append((await client_of_messages.messages.count_tokens(**ask)).input_tokens)
+            raw = await client_of_messages.messages.with_raw_response.create(**ask, max_tokens=1)
+            assert raw.request_id == raw.headers["x-request-id"]
+            assert raw.headers.get_list("request-id") == [raw.request_id]
+    assert counts[0] == counts[1] > 0

@@ -87,6 +87,7 @@ def test_an_assistant_message_at_the_end_is_continued() -> None:
         ("max_tokens", "5", "max_tokens"),
         ("temperature", 1.5, "temperature"),
         ("stop_sequences", [""], "stop_sequences"),
+        ("stop_sequences", "x", "stop_sequences"),
         ("thinking", {"type": "enabled", "budget_tokens": 1024}, "thinking"),
         ("mcp_servers", [{}], "mcp_servers"),
         ("metadata", [], "metadata"),

@@ -199,6 +199,7 @@ def test_a_value_that_changes_nothing_is_accepted(neutral: dict[str, object]) ->
         ("model", "", "model"),
         ("model", 5, "model"),
         ("tools", {}, "tools"),
+        ("tool_choice", "required", "tool_choice"),
         ("tools", ["f"], "tools[0]"),
         ("chat_template_kwargs", [], "chat_template_kwargs"),
         ("messages", None, "messages"),

@@ -35,6 +35,8 @@ def test_the_anthropic_dialect_wishes_by_its_marks_wherever_they_are_and_the_lon
     assert anthropic(system=[marked()]) == 300
     assert anthropic(messages=[{"role": "user", "content": [marked(), marked("1h"), marked("5m")]}]) == 3_600
     assert anthropic(cache_control={"type": "ephemeral", "ttl": "1h"}) == 3_600
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [marked("1h")]}
+    assert anthropic(messages=[{"role": "user", "content": [result]}]) == 3_600
     assert anthropic(tools=[{"name": "t", "input_schema": {}, "cache_control": {"type": "ephemeral"}}]) == 300
 
 
@@ -44,6 +46,10 @@ def test_the_anthropic_dialect_wishes_by_its_marks_wherever_they_are_and_the_lon
         (openai, {"prompt_cache_retention": "7d"}, "prompt_cache_retention"),
         (openai, {"prompt_cache_retention": 3}, "prompt_cache_retention"),
         (anthropic, {"system": [marked("2h")]}, "system[0].cache_control.ttl"),
+        (anthropic, {"cache_control": 3}, "cache_control"),
+        (anthropic, {"cache_control": {"ttl": "5m"}}, "cache_control.type"),
+        (anthropic, {"messages": [USER | {"cache_control": 3}]}, "messages[0].cache_control"),
+        (anthropic, {"system": [marked()] * 3, "messages": [USER | {"content": [marked()] * 2}]}, "cache_control"),
         (
             anthropic,
             {"messages": [USER | {"content": [marked("x")]}]},
