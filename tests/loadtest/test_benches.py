@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import warmroute
+from loadtest.benches import engine
 from loadtest.benches.cache import PlainLru, ReplicaCache, play
 from loadtest.benches.chat_tokens import ChatShape, Turn, chat
 from loadtest.benches.spread import Spread
@@ -79,3 +80,17 @@ def test_a_warm_prefix_leaves_only_the_rest_to_compute(tmp_path: Path) -> None:
     for uncached, seconds in behind["0"].items():
         assert behind["1024"][uncached][0] == pytest.approx(seconds[0], rel=0.02)
     assert (tmp_path / "prefill" / "prefill.svg").read_text().startswith("<?xml")
+
+
+def test_the_engine_answers_as_generate_does_and_computes_a_common_beginning_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = engine._Case(shared_tokens=48, own_tokens=8, requests=3, concurrency=3)
+    monkeypatch.setattr(engine, "_CASES", (case,))
+    monkeypatch.setattr(engine, "_ANSWER_TOKENS", 4)
+    assert warmroute.main(["bench", "engine", "--repeats", "1", "--threads", "1", "--out", str(tmp_path)]) == 0
+    [[measured]] = json.loads((tmp_path / "engine" / "results.json").read_text())["cases"].values()
+    assert measured["equal_answers"] == 3
+    assert measured["computed_tokens"] == 48 + 3 * (8 + 3)
+    assert measured["ratio"] > 0
+    assert (tmp_path / "engine" / "engine.svg").read_text().startswith("<?xml")
