@@ -4,9 +4,10 @@ decode     While u tokens are prefilled, in steps of about `STEP_TOKENS`, every 
            of each step: that many tokens of the replica's time go by before the first token.
 pressure   Blocks that fit neither in what is free nor in what can be evicted push a running request out, which is
            recomputed later: its tokens' seconds.
-eviction   Blocks that fit only by evicting warm ones: those tokens' seconds, times the chance that they were wanted
-           again. A cache that took in twice as much as the others lately has forgotten what is old: what it would
-           evict now is younger, and counts twice.
+eviction   New content takes the place of what was there, sooner or later: its tokens' seconds, times the chance that
+           that was wanted again. A cache that took in twice as much as the others lately has forgotten what is old,
+           and would evict what is younger: it counts twice. So new conversations go where the fewest came lately,
+           and with them the turns that follow: caches and work stay even without a look at either.
 """
 
 from __future__ import annotations
@@ -43,17 +44,12 @@ class Guards:
         tokens = 0.0
         if self.decode and standing.decoding:
             tokens += standing.decoding * (1 + uncached_tokens // STEP_TOKENS)
-        if load is not None:
-            lacking = standing.pending_tokens + uncached_tokens - load.free_blocks * block_size
-            if lacking > 0:
-                evictable = load.evictable_blocks * block_size
-                beyond = lacking - evictable if lacking > evictable else 0
+        if self.eviction and mean_filled_tokens:
+            tokens += uncached_tokens * _EVICTED_WANTED_SHARE * standing.filled_tokens / mean_filled_tokens
+        if self.pressure and load is not None:
+            idle = (load.free_blocks + load.evictable_blocks) * block_size
+            beyond = standing.pending_tokens + uncached_tokens - idle
+            if beyond > 0:
                 # Only this request's own tokens are its doing; what was pending was paid for then.
-                if self.pressure and beyond:
-                    tokens += min(beyond, uncached_tokens)
-                if self.eviction:
-                    evicted = min(lacking - beyond, uncached_tokens) * _EVICTED_WANTED_SHARE
-                    if mean_filled_tokens:
-                        evicted *= standing.filled_tokens / mean_filled_tokens
-                    tokens += evicted
+                tokens += min(beyond, uncached_tokens)
         return cost.per_token_seconds * tokens

@@ -113,7 +113,7 @@ def test_the_price_is_wait_plus_service_over_spare_plus_guard() -> None:
 
 
 def test_a_backlog_makes_a_second_of_work_dearer_for_everyone() -> None:
-    fleet = cluster(2)
+    fleet = cluster(2, guards=Guards(eviction=False))
     idle_cost = fleet.decide(ask(chain(1))).chosen.cost_seconds
     attempts = [fleet.send(ask(chain(10 + number))) for number in range(2)]
     fleet.now = 60.0
@@ -237,28 +237,19 @@ def test_the_learned_cost_comes_from_first_token_times() -> None:
 
 def test_guards_price_others_and_can_be_switched_off() -> None:
     full = ReplicaLoad(running=4, waiting=0, queued_prefill_tokens=0, free_blocks=2, evictable_blocks=5)
-    decoding = Standing(active=3, decoding=3)
-    priced = Guards().seconds(COST, full, decoding, 160, BLOCK, 0.0)
-    # 3 sequences decode through one step; 5 blocks evicted at a quarter, 3 blocks that fit nowhere.
-    assert priced == pytest.approx(2e-4 * (3 + 5 * BLOCK * 0.25 + 3 * BLOCK))
-    assert Guards(decode=False, pressure=False, eviction=False).seconds(COST, full, decoding, 160, BLOCK, 0.0) == 0.0
-    assert Guards(decode=False).seconds(COST, None, decoding, 160, BLOCK, 0.0) == 0.0, "no load known, no pressure"
-
-
-def test_what_a_cache_would_evict_is_dearer_where_much_came_in_lately() -> None:
-    full = ReplicaLoad(free_blocks=0, evictable_blocks=100)
-    usual, busy = (
-        Guards().seconds(COST, full, Standing(filled_tokens=filled), 160, BLOCK, 1000.0) for filled in (1000.0, 2000.0)
-    )
-    assert usual == pytest.approx(2e-4 * 160 * 0.25)
-    assert busy == pytest.approx(2 * usual)
+    standing = Standing(active=3, decoding=3, filled_tokens=2000.0)
+    # 3 sequences decode through one step, 3 blocks fit nowhere, and twice as much as usual came in here.
+    priced = Guards().seconds(COST, full, standing, 160, BLOCK, 1000.0)
+    assert priced == pytest.approx(2e-4 * (3 + 3 * BLOCK + 160 * 0.25 * 2))
+    off = Guards(decode=False, pressure=False, eviction=False)
+    assert off.seconds(COST, full, standing, 160, BLOCK, 1000.0) == 0.0
+    no_load = Guards(decode=False, eviction=False).seconds(COST, None, standing, 160, BLOCK, 1000.0)
+    assert no_load == 0.0, "an unknown load is not a pressure"
 
 
 def test_cold_prompts_go_where_the_least_came_in_lately() -> None:
-    """Full caches, nobody busy: by hash alone one replica would get more conversations than it can keep."""
+    """Nobody is busy: by hash alone one replica would get more conversations than it can keep."""
     fleet = cluster(2)
-    for replica in fleet.replicas:
-        replica.load = ReplicaLoad(free_blocks=0, evictable_blocks=1000)
     placed: Counter[str] = Counter()
     for number in range(40):
         fleet.now += 5.0
@@ -266,11 +257,22 @@ def test_cold_prompts_go_where_the_least_came_in_lately() -> None:
     assert abs(placed["r0"] - placed["r1"]) <= 4, placed
 
 
-def test_a_full_cache_gives_way_to_an_empty_one() -> None:
+def test_what_fits_nowhere_goes_where_it_fits() -> None:
     fleet = cluster(2)
-    fleet.replicas[0].load = ReplicaLoad(free_blocks=0, evictable_blocks=100)
-    fleet.replicas[1].load = ReplicaLoad(free_blocks=100, evictable_blocks=0)
+    fleet.replicas[0].load = ReplicaLoad(free_blocks=0, evictable_blocks=5)
+    fleet.replicas[1].load = ReplicaLoad(free_blocks=0, evictable_blocks=100)
     assert all(fleet.decide(ask(chain(number))).chosen.replica_id == "r1" for number in range(20))
+
+
+def test_conversations_with_one_system_prompt_do_not_all_go_to_its_first_holder() -> None:
+    """Nobody is ever busy, and its holder is always cheapest for the moment; what follows would all go there."""
+    fleet = cluster(4)
+    placed: Counter[str] = Counter()
+    for number in range(40):
+        fleet.now += 5.0
+        opening = chain(0, blocks=20) + chain(100 + number, blocks=60)
+        placed[fleet.serve(ask(opening))] += 1
+    assert min(placed[replica.id] for replica in fleet.replicas) >= 6, placed
 
 
 def test_the_sentence_names_the_choice_its_price_and_the_best_other() -> None:
