@@ -31,7 +31,7 @@ from rich.table import Table
 from loadtest.bench_load import Figures, Job
 from loadtest.bench_upstreams import CHUNKS
 from loadtest.process_figures import resident_bytes
-from shared.embedded_redis import find_or_start
+from shared.embedded_redis import EmbeddedRedisError, find_or_start
 from shared.settings import BenchRouterSettings
 
 __all__ = ["run"]
@@ -90,8 +90,8 @@ def run(settings: BenchRouterSettings) -> int:
                     errors.print(f"round {number + 1} of {settings.repeats}: {contestant.name}", markup=False)
                     _measure(contestant, settings, seed=1 + number)
                 _add_latencies(contestants)
-    except _BenchError as error:
-        errors.print(f"warmroute bench router: {error}", markup=False)
+    except (_BenchError, EmbeddedRedisError) as error:
+        errors.print(f"warmroute bench router: {error}", markup=False, soft_wrap=True)
         return 1
     console.print(_table(contestants))
     for line in _ratios(contestants[1:]):

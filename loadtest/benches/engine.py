@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 from loadtest.benches.report import BenchReport
 from loadtest.benches.spread import Spread
 from loadtest.benches.stepped_engine import SteppedEngine
-from replica.model_loader import load
+from replica.backend import BackendError
+from replica.model_loader import ModelLoadError, load
 from replica.model_runner import ModelRunner
 from shared.settings import BenchSettings
 
@@ -66,7 +67,10 @@ def run(settings: BenchSettings, report: BenchReport) -> None:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     # Two models of equal weights: the engine takes its own over.
-    ours, theirs = (load(settings.model, settings.device, settings.dtype).model for _ in range(2))
+    try:
+        ours, theirs = (load(settings.model, settings.device, settings.dtype).model for _ in range(2))
+    except ModelLoadError as error:
+        raise BackendError(str(error)) from error
     longest = max(case.shared_tokens + case.own_tokens for case in _CASES) + _ANSWER_TOKENS
     blocks = 16 * -(-longest // settings.block_size)
     assert theirs.generation_config is not None

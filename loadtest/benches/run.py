@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from replica.backend import BackendError
 from shared.settings import BENCH_NAMES, BenchSettings
 
 __all__ = ["run"]
@@ -43,9 +44,13 @@ def run(settings: BenchSettings) -> int:
     if not console.is_terminal:  # a log has room for whole tables
         console = Console(width=_LOG_WIDTH)
     names = [settings.name] if settings.name else [name for name, bench in _BENCHES.items() if bench.quick]
-    for name in names:
-        console.rule(f"[bold]{name}[/]: {_BENCHES[name].help}", align="left")
-        importlib.import_module(f"loadtest.benches.{name}").run(settings, BenchReport(name, settings.out, console))
+    try:
+        for name in names:
+            console.rule(f"[bold]{name}[/]: {_BENCHES[name].help}", align="left")
+            importlib.import_module(f"loadtest.benches.{name}").run(settings, BenchReport(name, settings.out, console))
+    except (BackendError, OSError) as error:
+        Console(stderr=True).print(f"warmroute bench: {error}", markup=False, soft_wrap=True)
+        return 1
     if not settings.name:
         others = ", ".join(f"{name} ({bench.help})" for name, bench in _BENCHES.items() if not bench.quick)
         console.print(f"By name only: {others}", highlight=False)
