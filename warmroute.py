@@ -41,7 +41,7 @@ class _Command(NamedTuple):
 
 def _up(argv: Arguments) -> int:
     settings = parse(UpSettings, argv, os.environ, "warmroute up")
-    _require_engine(settings.engine)
+    _require_engine(settings.engine, settings.model)
     from shared.local_cluster import run
 
     return run(settings)
@@ -56,7 +56,7 @@ def _router(argv: Arguments) -> int:
 
 def _replica(argv: Arguments) -> int:
     settings = parse(ReplicaSettings, argv, os.environ, "warmroute replica")
-    _require_engine(settings.engine)
+    _require_engine(settings.engine, settings.model)
     from replica.server import run
 
     return run(settings)
@@ -64,7 +64,7 @@ def _replica(argv: Arguments) -> int:
 
 def _compare(argv: Arguments) -> int:
     settings = parse(CompareSettings, argv, os.environ, "warmroute compare")
-    _require_engine(settings.engine)
+    _require_engine(settings.engine, settings.model)
     from loadtest.compare import run
 
     return run(settings)
@@ -75,7 +75,7 @@ def _bench(argv: Arguments) -> int:
         return _bench_router(argv[1:])
     settings = parse(BenchSettings, argv, os.environ, "warmroute bench")
     if settings.name in ("tiers", "prefill", "engine"):
-        _require_engine("torch" if settings.name == "engine" else settings.engine)
+        _require_engine("torch" if settings.name == "engine" else settings.engine, settings.model)
     from loadtest.benches.run import run
 
     return run(settings)
@@ -167,7 +167,9 @@ class _MissingPartError(Exception):
     """An optional dependency is not installed. The message says how to get it."""
 
 
-def _require_engine(engine: str) -> None:
+def _require_engine(engine: str, model: str) -> None:
+    if engine == "sim" and model != "tiny":
+        raise SettingsError(f"--engine sim plays the model tiny only, not {model!r}: leave --model out")
     # Looked for, not imported: torch takes seconds, and whoever needs it will import it.
     if engine == "torch" and not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
         raise _MissingPartError("--engine torch needs PyTorch: pip install 'warmroute[engine]' (or use --engine sim)")

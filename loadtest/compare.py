@@ -48,7 +48,9 @@ def run(settings: CompareSettings) -> int:
     """The exit code: 0 if every request was answered and every policy has a run that is not void, else 1."""
     stderr = Console(stderr=True)
     if missing := [name for name in ("locust", "matplotlib") if importlib.util.find_spec(name) is None]:
-        stderr.print(f"compare needs {' and '.join(missing)}: pip install 'warmroute\\[loadtest]'", soft_wrap=True)
+        stderr.print(
+            f"warmroute compare: it needs {' and '.join(missing)}: pip install 'warmroute\\[loadtest]'", soft_wrap=True
+        )
         return 1
     out = Path(settings.out)
     try:
@@ -56,10 +58,10 @@ def run(settings: CompareSettings) -> int:
         with _termination_as_interrupt():
             results, runs = _Comparison(settings, out, stderr).run()
     except KeyboardInterrupt:
-        stderr.print("stopped: no report was written")
+        stderr.print("warmroute compare: stopped, no report was written")
         return _INTERRUPTED
     except (ChildFailedError, ClusterError, EmbeddedRedisError, LoadGeneratorError, OSError, PromptError) as error:
-        stderr.print(f"compare: {error}", markup=False, soft_wrap=True)
+        stderr.print(f"warmroute compare: {error}", markup=False, soft_wrap=True)
         return 1
     _write(out, results, runs)
     _show(results, out)
@@ -99,11 +101,12 @@ class _Comparison:
         done = progress.tasks[task].completed
         for attempt in range(_ATTEMPTS):
             self._reruns += attempt > 0
+            again = ", tried once more" if attempt else ""
             progress.update(task, description=f"repeat {repeat + 1} of {self._settings.repeats}: {policy}")
             tried = self._run_once(cluster, policy, repeat, lambda n: progress.update(task, completed=done + n))
             result = tried.result
             progress.console.print(
-                f"{policy}, repeat {repeat + 1}: mean TTFT {result.ttft_ms.mean:,.0f} ms, hit rate "
+                f"{policy}, repeat {repeat + 1}{again}: mean TTFT {result.ttft_ms.mean:,.0f} ms, hit rate "
                 f"{result.hit_rate:.1%} of {result.ideal_hit_rate:.1%}, {result.failed} failed"
                 + (f"; void: {result.void}" if result.void else ""),
                 highlight=False,

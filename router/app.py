@@ -36,6 +36,7 @@ from router.proxy import Limits, Proxy
 from router.upstream import Upstream
 from shared.fleet_state import FleetState
 from shared.settings import RouterSettings
+from shared.supervisor import say_ready
 from shared.telemetry import fields, set_up_logging
 
 __all__ = ["Router", "run"]
@@ -218,8 +219,7 @@ async def _serve(settings: RouterSettings) -> int:
         async with Router(settings) as router:
             if settings.redis is None and not settings.replica:
                 _logger.warning("no Redis and no --replica: there is nobody to route to")
-            sys.stdout.write(f"ready {router.url}\n")
-            sys.stdout.flush()
+            say_ready(router.url)
             await stop.wait()
             await router.drain(hurry)
     except OSError as error:

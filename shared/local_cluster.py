@@ -30,7 +30,7 @@ import redis
 
 from shared.embedded_redis import EmbeddedRedisError, find_or_start, start
 from shared.settings import UpSettings
-from shared.supervisor import Child, ChildFailedError, Program, stop_all
+from shared.supervisor import Child, ChildFailedError, Program, say_ready, stop_all
 from shared.telemetry import fields, set_up_logging
 
 __all__ = [
@@ -217,8 +217,7 @@ def run(settings: UpSettings) -> int:
                 _check_redis(redis_server.url)
                 cluster = LocalCluster(settings, redis_server.url, interrupted)
                 try:
-                    sys.stdout.write(f"ready {cluster.start()}\n")
-                    sys.stdout.flush()
+                    say_ready(cluster.start())
                     cluster.watch(redis_server.revive)
                 finally:
                     cluster.stop()
@@ -271,7 +270,12 @@ def _revive(place: _Place) -> None:
         backoff = min(_MAX_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2**place.restarts)
         _logger.warning(
             "a child ended and is started again",
-            extra=fields(child=place.program.name, exit_code=child.exit_code, in_seconds=backoff),
+            extra=fields(
+                child=place.program.name,
+                exit_code=child.exit_code,
+                last_words=child.last_words(),
+                in_seconds=backoff,
+            ),
         )
         child.close()
         place.restart_at_seconds = now + backoff

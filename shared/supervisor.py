@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import BinaryIO, TextIO
 
-__all__ = ["Child", "ChildFailedError", "Program", "die_with_parent", "stop_all"]
+__all__ = ["Child", "ChildFailedError", "Program", "die_with_parent", "say_ready", "stop_all"]
 
 _SUPERVISED = "WARMROUTE_SUPERVISED"
 _READY = "ready "
@@ -52,6 +52,7 @@ class Child:
         self.url: str | None = None
         self.started_seconds = time.monotonic()
         self._log = log or sys.stderr
+        self._own_name = f"warmroute {program.arguments[0]}: "
         self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._ready_or_gone = threading.Event()
         inherited = {name: value for name, value in os.environ.items() if name != "WARMROUTE_CONFIG"}
@@ -98,10 +99,11 @@ class Child:
         return True
 
     def last_words(self) -> str:
-        """The last line it wrote, or how it ended."""
+        """The last line it wrote, without its own name, or how it ended."""
         for reader in self._readers:
             reader.join(1.0)
-        return self._last_lines[-1] if self._last_lines else f"exit code {self.exit_code}"
+        line = self._last_lines[-1] if self._last_lines else f"exit code {self.exit_code}"
+        return line.removeprefix(self._own_name)
 
     def terminate(self) -> None:
         """Ask it to stop: drain, then exit."""
@@ -137,7 +139,8 @@ class Child:
     def _read_stderr(self, pipe: BinaryIO) -> None:
         for line in _lines(pipe):
             self._last_lines.append(line)
-            self._pass_on(line)
+            if not line.startswith(self._own_name):  # why it ends: `last_words` are for its parent to tell, once
+                self._pass_on(line)
 
     def _pass_on(self, line: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # nobody reads our log any more
@@ -161,6 +164,15 @@ def die_with_parent() -> None:
     """In a child: end at once when the parent is gone, however it went. Does nothing in any other process."""
     if os.environ.pop(_SUPERVISED, None):
         threading.Thread(target=_await_end_of_stdin, name="parent-watch", daemon=True).start()
+
+
+def say_ready(url: str) -> None:
+    """What a parent, or whoever started this process, waits for on stdout. Serving goes on where nobody reads it."""
+    try:
+        sys.stdout.write(f"{_READY}{url}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # the interpreter would try again, and fail, at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _await_end_of_stdin() -> None:

@@ -38,6 +38,10 @@ def _accepting(router: str) -> dict[str, str]:
     return {one["id"]: one["url"] for one in _get(f"{router}/replicas")["replicas"] if one["state"] == "accepting"}
 
 
+def _epochs(router: str) -> set[int]:
+    return {one["epoch"] for one in _get(f"{router}/replicas")["replicas"]}
+
+
 def _process_of(up: RunningUp, argument: str) -> tuple[int, str]:
     """The one child that was started with this argument."""
     children = descendants(up.process.pid)
@@ -108,8 +112,9 @@ def test_its_own_redis_is_started_again_and_learns_what_the_replicas_hold(up: Ru
     router = up.wait_ready()
     before = descendants(up.process.pid)
     (server,) = (child for child in before if "-server 127.0.0.1:" in Path(f"/proc/{child[0]}/cmdline").read_text())
+    epochs = _epochs(router)
     os.kill(server[0], signal.SIGKILL)
-    wait_until(lambda: _get(f"{router}/replicas")["view"] != "exact", 30, what="the router's noticing")
+    wait_until(lambda: not epochs & _epochs(router), 30, what="all published anew, and read")
     wait_until(lambda: _get(f"{router}/replicas")["view"] == "exact" and len(_accepting(router)) == 2, 30, what="Redis")
     assert any("Redis ended and is started again" in line for line in up.stderr)
     processes = before | descendants(up.process.pid)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
+from loadtest.cluster import Cluster
+from loadtest.compare import _Comparison
+from shared.settings import CompareSettings
 from tests.helpers import wait_until
+from tests.loadtest.test_results import record, run
 
 SMALL = ["--engine", "sim", "--replicas", "4", "--rate", "25", "--requests", "50", "--repeats", "1", "--blocks", "120"]
 SMALL += ["--opening-words", "100", "--open-sessions", "6", "--turns", "5", "--max-tokens", "8"]
@@ -76,10 +83,33 @@ def test_the_table_the_report_and_the_exit_code_say_so(
 
 def test_an_unusable_model_ends_it_with_one_clear_line(tmp_path: Path) -> None:
     done = compare(tmp_path, "--model", "no-such-model")
-    assert done.returncode == 1
-    assert "no-such-model" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "warmroute compare: --engine sim plays the model tiny only, not 'no-such-model': leave --model out"
+    ]
     assert not (tmp_path / "results.json").exists()
+
+
+def test_a_replica_that_does_not_start_is_told_in_one_clean_line(tmp_path: Path) -> None:
+    done = compare(tmp_path, "--engine", "torch", "--model", "/no/such/folder")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("warmroute compare: replica-")
+    assert "did not start: model /no/such/folder: no such directory" in done.stderr
+    assert done.stderr.count("/no/such/folder") == 1
+
+
+def test_a_void_run_is_shown_as_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    settings = CompareSettings(policies=("round-robin",), engine="sim")
+    comparison = _Comparison(settings, tmp_path, Console(file=shown))
+    tries = [run(record(1.0, lag_ms=1e4)), run(record(1.0))]
+    monkeypatch.setattr(comparison, "_run_once", lambda *_: tries.pop(0))
+    with Progress(console=Console(file=shown)) as progress:
+        comparison._run_soundly(cast("Cluster", None), "round-robin", 0, progress, progress.add_task("a", total=1))
+    first, second = [line for line in shown.getvalue().splitlines() if line.startswith("round-robin")]
+    assert first.startswith("round-robin, repeat 1: ")
+    assert "; void: " in first
+    assert second.startswith("round-robin, repeat 1, tried once more: ")
 
 
 def test_a_stop_in_the_middle_leaves_nothing_running(tmp_path: Path) -> None:
