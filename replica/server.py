@@ -41,6 +41,7 @@ from shared.prompts import PromptEncoder, PromptError
 from shared.public_prefixes import PublicPrefixes
 from shared.public_prompts import PublicPromptsError, read_public_prompts
 from shared.settings import ReplicaSettings
+from shared.supervisor import say_ready
 from shared.telemetry import fields, set_up_logging
 from shared.tokenizer_bundle import BundleError
 
@@ -76,8 +77,7 @@ async def _serve(settings: ReplicaSettings) -> int:
         await _first_of(loading, first)
         if loading.done():
             loading.result()
-            sys.stdout.write(f"ready {server.url}\n")
-            sys.stdout.flush()
+            say_ready(server.url)
             await first.wait()
             _logger.info("draining", extra=fields(grace_seconds=settings.grace_seconds))
         else:
@@ -151,6 +151,8 @@ class ReplicaServer:
             "serving",
             extra=fields(id=self.id, url=self.url, model=model.name, blocks=loaded.backend.runner.num_blocks),
         )
+        if fleet_state is None:
+            _logger.info("no --redis: publishes nothing, and is found by routers that name it with --replica URL")
 
     async def stop(self, grace_seconds: float, hurry: asyncio.Event | None = None) -> None:
         """Take no more requests, let those that run end within the grace (or until `hurry`), leave the fleet."""

