@@ -140,6 +140,8 @@ class Placement:
         self.trust = Trust()
         self._guards = guards or Guards()
         self._sent = SentView()
+        self._sent_unseen = SentView()
+        """To replicas that do publish, since their news stopped coming in: until they tell it themselves."""
 
     @property
     def policy(self) -> Policy:
@@ -201,6 +203,8 @@ class Placement:
             self.cost_model.observe(attempt.replica.replica_class, uncached, request.prompt_tokens, served_seconds)
         if not attempt.replica.publishes:
             self._sent.record(chosen.replica_id, request.keys, now)
+        elif attempt.decision.view != EXACT.step:
+            self._sent_unseen.record(chosen.replica_id, request.keys, now)
 
     def colder(self, attempt: Attempt, cached_tokens: int) -> None:
         """The replica took nothing on, since it holds so much less than it was expected to: believe it less."""
@@ -216,6 +220,7 @@ class Placement:
         self.ledger.retain(replica_ids)
         self.trust.retain(replica_ids)
         self._sent.retain(replica_ids)
+        self._sent_unseen.retain(replica_ids)
 
     def _price(
         self,
@@ -234,11 +239,16 @@ class Placement:
         # The last token of a prompt is always computed.
         most_cached = max(0, prompt_tokens - 1)
         guard_seconds, trust_of, coefficients = self._guards.seconds, self.trust.factor, self.cost_model.coefficients
+        exact = view.step == EXACT.step
+        if exact:
+            self._sent_unseen.clear()
         candidates = []
         # A fleet may be large, and this is done for every request: names are looked up once, fields given by position.
         for replica, standing in zip(replicas, standings, strict=True):
             replica_id = replica.id
             held_blocks = held.get(replica_id, 0) if replica.publishes else self._sent.depth(replica_id, keys, now)
+            if not exact and replica.publishes:
+                held_blocks = max(held_blocks, self._sent_unseen.depth(replica_id, keys, now))
             most_held = min(corrections.get(replica_id, most_cached), most_cached) if corrections else most_cached
             matched_tokens = held_tokens = min(held_blocks * block_size, most_held)
             if standing.active:

@@ -1,4 +1,4 @@
-"""The approximate view of replicas that publish nothing: what this router sent them, bounded and aged.
+"""The approximate view of replicas whose news do not come: what this router sent them, bounded and aged.
 
 Each replica has one LRU of block keys, touched from the tail of a chain to its head: a head is never older than its
 tail, so forgetting the oldest keeps what is left prefix-closed, and the depth of a chain is a bisection.
@@ -52,6 +52,9 @@ class SentView:
     def size(self, replica_id: str) -> int:
         """Blocks it was sent, as far as remembered."""
         return len(self._sent.get(replica_id, ()))
+
+    def clear(self) -> None:
+        self._sent.clear()
 
     def retain(self, replica_ids: Collection[str]) -> None:
         for replica_id in self._sent.keys() - set(replica_ids):

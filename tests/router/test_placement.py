@@ -58,8 +58,8 @@ class Cluster:
     def decide(self, asked: Request, excluded: tuple[str, ...] = (), view: View = EXACT) -> Decision:
         return self.placement.decide(asked, self.replicas, self.now, excluded=excluded, view=view)
 
-    def send(self, asked: Request) -> Attempt:
-        decision = self.decide(asked)
+    def send(self, asked: Request, view: View = EXACT) -> Attempt:
+        decision = self.decide(asked, view=view)
         replica = next(replica for replica in self.replicas if replica.id == decision.chosen.replica_id)
         return self.placement.dispatch(asked, replica, decision, self.now)
 
@@ -332,3 +332,21 @@ def test_any_history_keeps_the_books_and_never_uses_who_must_not_be_used(policy:
         fleet.placement.finish(attempt, fleet.now)
     fleet.placement.ledger.check_integrity()
     assert fleet.placement.ledger.total_active == 0
+
+
+def test_while_the_view_is_stale_what_was_answered_counts_as_held_until_the_view_is_exact_again() -> None:
+    fleet = cluster(2)
+    stale = View("stale", usable=True)
+    fleet.hold("r0", chain(2))
+    attempt = fleet.send(ask(chain(1)), stale)
+    fleet.placement.first_token(attempt, fleet.now, 0)
+    fleet.placement.finish(attempt, fleet.now)
+    again = fleet.decide(ask(chain(1)), view=stale)
+    assert again.chosen.replica_id == attempt.decision.chosen.replica_id
+    assert again.chosen.held_tokens == 160
+    assert fleet.decide(ask(chain(2)), view=stale).predicted_tokens == 160, "the last view counts as well"
+    unanswered = fleet.send(ask(chain(3)), stale)
+    fleet.placement.finish(unanswered, fleet.now)
+    assert fleet.decide(ask(chain(3)), view=stale).predicted_tokens == 0
+    assert fleet.decide(ask(chain(1))).predicted_tokens == 0, "the replica says what it holds"
+    assert fleet.decide(ask(chain(1)), view=stale).predicted_tokens == 0, "and what it said last is believed"
