@@ -133,13 +133,6 @@ class _Account:
         self.head_since = now
         return served
 
-    def wait_seconds(self, now: float) -> float:
-        if not self.pending:
-            return 0.0
-        head = next(iter(self.pending)).service_seconds
-        behind = self.pending_seconds - head
-        return abs(head - (now - self.head_since)) + max(0.0, behind)
-
     def advance(self, now: float) -> None:
         """Let the heads whose first token cannot be seen pass once their time is over."""
         while self.pending:
@@ -207,13 +200,17 @@ class Ledger:
             return _IDLE
         if now - account.smoothed_at > _SMOOTHED_EVERY_SECONDS:
             account.smooth(now)
-        if account.pending:
-            account.advance(now)
         active, pending = account.active, account.pending
-        if not pending:
+        head = next(iter(pending), None)
+        if head is not None and not head.streamed:
+            account.advance(now)
+            head = next(iter(pending), None)
+        if head is None:
             return Standing(0.0, account.backlog_share, active, active, 0, account.filled_tokens)
+        head_seconds = head.service_seconds
+        behind_seconds = account.pending_seconds - head_seconds
         return Standing(
-            account.wait_seconds(now),
+            (max(0.0, behind_seconds)) + abs(head_seconds - (now - account.head_since)),
             account.backlog_share,
             active,
             active - len(pending),
