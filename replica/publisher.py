@@ -168,7 +168,6 @@ class Publisher:
         if self._task is None:
             return
         self._stopping = True  # a client library may swallow the cancellation
-        self._stopping = True
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -243,8 +242,9 @@ class Publisher:
         await self._fleet_state.put_tokenizer(record.tokenizer, self._tokenizer)
         state = self._delta(stored=self._device.take_all(), host_stored=self._host.take_all())
         self._current = True
+        published = await self._fleet_state.republish(record.id, state)
         self.republished += 1
-        self._compare(await self._fleet_state.republish(record.id, state))
+        self._compare(published)
         if self._current:
             await self._renew()
         if self._current and self._state != "overwritten":
