@@ -210,7 +210,7 @@ class Ledger:
         head_seconds = head.service_seconds
         behind_seconds = account.pending_seconds - head_seconds
         return Standing(
-            (max(0.0, behind_seconds)) + abs(head_seconds - (now - account.head_since)),
+            max(0.0, behind_seconds) + abs(head_seconds - (now - account.head_since)),
             account.backlog_share,
             active,
             active - len(pending),
