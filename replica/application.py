@@ -37,6 +37,7 @@ from shared.api import (
 )
 from shared.api_errors import (
     body_too_large,
+    expectation_failed,
     internal_error,
     method_not_allowed,
     not_ready,
@@ -187,6 +188,10 @@ class ReplicaApplication:
     # -- around every request ----------------------------------------------------------------------------------------
 
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        if isinstance(response, web.HTTPExpectationFailed):  # raised before any of our handlers
+            response.body = body = expectation_failed().body(dialect_of(request.path), _request_id(request))
+            response.headers["Content-Type"] = "application/json"
+            response.headers["Content-Length"] = str(len(body))
         response.headers["x-request-id"] = _request_id(request)
         if dialect_of(request.path) == "anthropic":
             response.headers["request-id"] = _request_id(request)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import uvloop
 from aiohttp import web
@@ -36,6 +36,7 @@ from replica.service import Deliver, ServedModel, Service
 from replica.session_store import SessionStore
 from replica.sessions import SessionModel, Sessions
 from replica.step_meter import StepMeter
+from shared.broken_http import ApiProtocol
 from shared.fleet_state import FleetState
 from shared.prompts import PromptEncoder, PromptError
 from shared.public_prefixes import PublicPrefixes
@@ -105,6 +106,7 @@ class ReplicaServer:
         self._settings = settings
         self._metrics = ReplicaMetrics()
         self._runner: web.AppRunner | None = None
+        self._listening: asyncio.Server | None = None
         self._application: ReplicaApplication | None = None
         self._membership: Membership | None = None
         self._sessions: Sessions | None = None
@@ -125,12 +127,15 @@ class ReplicaServer:
         self._runner = web.AppRunner(
             self._application.build(),
             handler_cancellation=True,
-            access_log=None,
-            logger=_protocol_logger,
             shutdown_timeout=_LAST_WORDS_SECONDS,
         )
         await self._runner.setup()
-        await web.SockSite(self._runner, listener, backlog=_BACKLOG).start()
+        loop, server = asyncio.get_running_loop(), self._runner.server
+        assert server is not None, "it has been set up"
+        quiet: dict[str, Any] = {"access_log": None, "logger": _protocol_logger}
+        self._listening = await loop.create_server(
+            lambda: ApiProtocol(server, loop=loop, **quiet), sock=listener, backlog=_BACKLOG
+        )
 
     async def load(self) -> None:
         """Raises BackendError."""
@@ -166,6 +171,8 @@ class ReplicaServer:
         finally:
             if self._sessions is not None:
                 await self._sessions.close()
+            if self._listening is not None:
+                self._listening.close()
             await self._runner.cleanup()
             if self.service is not None:
                 await _in_thread(self.service.engine.stop)

@@ -34,6 +34,7 @@ from router.prober import Prober
 from router.prompt_reader import PromptReader
 from router.proxy import Limits, Proxy
 from router.upstream import Upstream
+from shared.broken_http import ApiProtocol
 from shared.fleet_state import FleetState
 from shared.settings import RouterSettings
 from shared.supervisor import say_ready
@@ -152,7 +153,7 @@ class Router:
             most = settings.max_body_bytes
             return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=most)
 
-        server = web.Server(
+        server = _Server(
             dispatcher,
             request_factory=request_of,
             # The client's leaving cancels the handler wherever it waits: that is what stops the replica.
@@ -187,6 +188,13 @@ class Router:
             "trust": {replica_id: self.placement.trust.factor(replica_id) for replica_id in ids},
             "breaker_open": {replica_id: float(self.health.state(replica_id, now) != "closed") for replica_id in ids},
         }
+
+
+class _Server(web.Server):
+    """aiohttp's, on whose connections also what is broken is answered as by an API."""
+
+    def __call__(self) -> ApiProtocol:
+        return ApiProtocol(self, loop=self._loop, **self._kwargs)
 
 
 _STALE = View("stale", usable=True)

@@ -20,6 +20,7 @@ __all__ = [
     "context_length_exceeded",
     "dialect_of",
     "engine_full",
+    "expectation_failed",
     "internal_error",
     "invalid_value",
     "method_not_allowed",
@@ -149,6 +150,10 @@ def cache_precondition_failed(cached_tokens: int) -> ApiError:
         "send it to another, or leave x-warmroute-expect-cached-tokens out"
     )
     return ApiError(412, "cache_precondition_failed", message, cached_tokens=cached_tokens)
+
+
+def expectation_failed() -> ApiError:
+    return ApiError(417, "expectation_failed", "of the Expect header only 100-continue is understood: leave it out")
 
 
 def engine_full(retry_after_seconds: float = 1.0) -> ApiError:

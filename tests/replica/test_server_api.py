@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from replica.server import ReplicaServer
+from tests.broken_http import BROKEN_HTTP, answer_to
 from tests.replica.sim_server import CHAT, HELLO, serving
 
 BLOCK_SIZE = 16
@@ -316,3 +317,14 @@ async def test_a_refusal_before_any_handler_still_carries_its_headers(client: ai
     async with client.post(CHAT, json=HELLO, headers={"Expect": "the unexpected"}) as response:
         assert response.status == 417
         assert response.headers["x-request-id"]
+        assert response.content_type == "application/json"
+        assert (await response.json())["error"]["code"] == "expectation_failed"
+
+
+async def test_what_is_not_http_gets_the_apis_error_too() -> None:
+    async with serving() as (server, _):
+        for sent in BROKEN_HTTP:
+            status, headers, body = await answer_to(server.url, sent)
+            assert status == 400
+            assert headers["content-type"].startswith("application/json")
+            assert body["error"]["code"] == "invalid_http"

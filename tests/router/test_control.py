@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.broken_http import BROKEN_HTTP, answer_to
 from tests.helpers import eventually
 from tests.router.conftest import BenchFactory, chat
 from tests.router.fake_replica import hang_up
@@ -97,3 +98,12 @@ async def test_the_version_is_told(bench: BenchFactory) -> None:
     b = await bench(0)
     async with b.client.get(b.router.url + "/version") as response:
         assert (await response.json())["version"]
+
+
+async def test_what_is_not_http_gets_the_apis_error_too(bench: BenchFactory) -> None:
+    b = await bench(1)
+    for sent in BROKEN_HTTP:
+        status, headers, body = await answer_to(b.router.url, sent)
+        assert status == 400
+        assert headers["content-type"].startswith("application/json")
+        assert body["error"]["code"] == "invalid_http"
