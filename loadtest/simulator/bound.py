@@ -1,7 +1,7 @@
-"""What no placement can beat: one queue for the whole fleet, and a cache that holds everywhere whatever anyone asked.
+"""A fleet that acts as one machine: one queue for all, and a cache that holds everywhere whatever anyone asked.
 
 Each prefill goes, in order of arrival, to whichever replica is free first, has it to itself, and computes only what was
-never computed anywhere before. Decodes cost nothing.
+never computed anywhere before. Decodes cost nothing. No placement that keeps the order of arrival does better.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def test_the_command_writes_its_results_and_a_page(tmp_path: Path, capfd: pytest
     assert 0 < ours["hit_rate"] <= ours["ideal_hit_rate"] < 1
     assert results["setup"]["decisions"] == 360
     assert "virtual time" in (tmp_path / "report.html").read_text()
-    assert "no placement has a mean TTFT below" in capfd.readouterr().out
+    assert "one queue and one endless cache for all: mean TTFT" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
