@@ -304,9 +304,13 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 def _check_redis(url: str) -> None:
+    patience = {"socket_timeout": _HTTP_SECONDS, "socket_connect_timeout": _HTTP_SECONDS}
     try:
-        with redis.Redis.from_url(url, socket_timeout=_HTTP_SECONDS, socket_connect_timeout=_HTTP_SECONDS) as client:
+        # The client would introduce itself unasked, and swallow the words of a Redis that refuses the connection.
+        with redis.Redis.from_url(url, driver_info=None, **patience) as client:
             client.ping()
+    except (redis.ResponseError, redis.AuthenticationError) as error:
+        raise _CannotStartError(f"the Redis that --redis or REDIS_URL names refuses: {error}") from error
     except (redis.RedisError, OSError, ValueError) as error:
         reason = f"the Redis that --redis or REDIS_URL names does not answer ({type(error).__name__})"
         raise _CannotStartError(f"{reason}; start it, or leave both out and one is started for you") from error

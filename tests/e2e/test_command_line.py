@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -143,7 +145,7 @@ def test_a_bench_without_any_redis_is_one_line_that_says_what_to_do(tmp_path: Pa
     assert done.stderr.startswith("warmroute bench router: no Redis server found: pass --redis URL")
 
 
-@pytest.mark.parametrize("command", [["router"], ["replica", "--engine", "sim"]])
+@pytest.mark.parametrize("command", [["router"], ["replica", "--engine", "sim"], ["up", "--engine", "sim"]])
 def test_a_server_whose_stdout_nobody_reads_serves_all_the_same(command: list[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -167,6 +169,25 @@ def test_a_server_whose_stdout_nobody_reads_serves_all_the_same(command: list[st
     assert "Traceback" not in stderr
     if command[0] == "replica":
         assert stderr.count("no --redis: publishes nothing, and is found by routers that name it with --replica") == 1
+
+
+def test_up_quotes_a_redis_that_refuses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as redis:
+
+        def refuse() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = redis.accept()
+                    with client:
+                        client.sendall(b"-DENIED Redis is running in protected mode\r\n")
+                        client.recv(1024)
+
+        threading.Thread(target=refuse, daemon=True).start()
+        port = redis.getsockname()[1]
+        done = _warmroute("up", "--engine", "sim", "--port", "0", "--redis", f"redis://127.0.0.1:{port}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "refuses: DENIED Redis is running in protected mode" in done.stderr
 
 
 def test_an_engine_without_torch_names_the_extra_to_install() -> None:
