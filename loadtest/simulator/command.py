@@ -184,7 +184,8 @@ def _show(results: Results, out: Path) -> None:
     setup = results.setup
     stdout.print(
         f"\none queue and one endless cache for all: mean TTFT {setup['bound_ttft_ms_mean']:,.0f} ms\n"
-        f"{setup['decisions']:,} decisions in {setup['real_seconds']:,.0f} s\nreport: {(out / 'report.html').resolve()}",
+        f"{setup['decisions']:,} decisions in {setup['real_seconds']:,.0f} s\n"
+        f"report: {(out / 'report.html').resolve()}",
         highlight=False,
         markup=False,
         soft_wrap=True,
