@@ -116,11 +116,10 @@ def _conversations(settings: SimulateSettings, setup: FleetSetup, seed: int) -> 
     else:
         most = min(settings.most_prompt_tokens, setup.blocks * setup.block_size * 3 // 4)
         found = read_trace(Path(settings.trace), seed, most, settings.most_think_seconds)
-        found = sorted(found, key=lambda each: each.start_seconds)[: settings.requests]
     scale = settings.scale
     if settings.load is not None:
         scale *= offered_load(found, setup.profile, setup.replicas) / settings.load
-    return stretched(found, scale)
+    return stretched(sorted(found, key=lambda each: each.start_seconds)[: settings.requests], scale)
 
 
 def _measured(simulation: Simulation, policy: str, repeat: int, seed: int) -> Run:
