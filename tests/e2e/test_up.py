@@ -150,7 +150,7 @@ def test_a_child_that_does_not_stop_is_killed_after_the_grace_time_or_at_a_secon
 
 
 def test_a_replica_that_cannot_start_ends_it_with_the_reason() -> None:
-    with running_up(*_SIM, "--model", "/nowhere/model") as starting:
+    with running_up(*_SIM, "--engine", "torch", "--model", "/nowhere/model") as starting:
         wait_until(lambda: len(descendants(starting.process.pid)) >= 3, what="the first children")
         processes = descendants(starting.process.pid)
         assert starting.wait() == 1
