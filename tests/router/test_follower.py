@@ -322,12 +322,13 @@ async def test_while_redis_is_away_the_last_view_stays_and_is_called_stale(caplo
             await eventually(lambda: router.follower.view.step == "exact")
             await eventually(lambda: router.knows(member))
             assert router.index.held_prefixes(member.keys(range(100, 140))) == {"r1": 10}
-        assert [line.message.split(" (")[0] for line in caplog.records if line.name == "router.follower"] == [
-            "replica 'r1' joined: tiny at http://r1:8000",
-            "Redis is away",
-            "Redis is back: reading on",
-            "replica 'r1' is read again: epoch",
-        ]
+            # Before the member leaves, which the router may or may not hear of.
+            assert [line.message.split(" (")[0] for line in caplog.records if line.name == "router.follower"] == [
+                "replica 'r1' joined: tiny at http://r1:8000",
+                "Redis is away",
+                "Redis is back: reading on",
+                "replica 'r1' is read again: epoch",
+            ]
 
 
 async def test_a_router_started_before_redis_joins_when_it_comes() -> None:
