@@ -122,7 +122,8 @@ def unpack_keys(packed: bytes) -> list[PublishedKey]:
 
 
 def _tenant_part(tenant: str, secret: str) -> bytes:
-    return hmac.digest(secret.encode(), tenant.encode(), "sha256")
+    # A header's bytes that are no UTF-8 arrive as lone surrogates, and name a tenant like any others.
+    return hmac.digest(secret.encode(), tenant.encode(errors="surrogateescape"), "sha256")
 
 
 def _mix(key: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from pathlib import Path
@@ -53,6 +54,23 @@ async def test_what_one_tenant_warmed_is_cold_for_another_and_no_names_run_toget
         for stranger in ("b", "", "A", "a|", "aa"):
             assert (await ask(client, stranger))["prompt_tokens_details"]["cached_tokens"] == 0
         assert (await ask(client, "a"))["prompt_tokens_details"]["cached_tokens"] > 100
+
+
+async def test_a_tenants_name_may_be_any_bytes() -> None:
+    async with serving() as (server, _):
+
+        async def cached(tenant: bytes) -> int:
+            body = json.dumps(BODY).encode()
+            reader, writer = await asyncio.open_connection(*server.url.removeprefix("http://").rsplit(":", 1))
+            head = b"Host: x\r\nConnection: close\r\nContent-Length: %d\r\nx-warmroute-tenant: %b" % (len(body), tenant)
+            writer.write(b"POST %b HTTP/1.1\r\n%b\r\n\r\n%b" % (CHAT.encode(), head, body))
+            status, _, answer = (await reader.read()).partition(b"\r\n")
+            writer.close()
+            assert status == b"HTTP/1.1 200 OK"
+            return int(json.loads(answer.partition(b"\r\n\r\n")[2])["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert [await cached(tenant) for tenant in (b"\xff", b"\xfe", b"\xc3\xbf", b"")] == [0, 0, 0, 0]
+        assert await cached(b"\xff") > 100
 
 
 MANUAL = "You answer for the harbour office of a small town by the sea. " * 20
