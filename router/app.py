@@ -15,13 +15,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
-from typing import Any
-
-from aiohttp import web
 
 from router.admission import Admission
 from router.block_index import BlockIndex
 from router.candidates import Candidates
+from router.client_connection import ClientLimits
+from router.client_server import ClientServer
 from router.control import Control
 from router.dispatcher import Dispatcher
 from router.fleet import Fleet
@@ -34,7 +33,6 @@ from router.prober import Prober
 from router.prompt_reader import PromptReader
 from router.proxy import Limits, Proxy
 from router.upstream import Upstream
-from shared.broken_http import ApiProtocol
 from shared.fleet_state import FleetState
 from shared.settings import RouterSettings
 from shared.supervisor import say_ready
@@ -147,27 +145,20 @@ class Router:
 
     async def _listen(self, dispatcher: Dispatcher) -> None:
         settings = self._settings
-
-        def request_of(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-            loop = asyncio.get_running_loop()
-            most = settings.max_body_bytes
-            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=most)
-
-        server = _Server(
-            dispatcher,
-            request_factory=request_of,
-            # The client's leaving cancels the handler wherever it waits: that is what stops the replica.
-            handler_cancellation=True,
-            auto_decompress=False,
-            access_log=None,
+        limits = ClientLimits(
+            max_connections=settings.max_connections,
+            max_head_bytes=settings.max_head_bytes,
+            max_body_bytes=settings.max_body_bytes,
+            head_timeout_seconds=settings.head_timeout_seconds,
+            body_timeout_seconds=settings.body_timeout_seconds,
+            unread_timeout_seconds=settings.unread_timeout_seconds,
+            idle_timeout_seconds=settings.idle_timeout_seconds,
         )
-        runner = web.ServerRunner(server, shutdown_timeout=_LAST_WORDS_SECONDS)
-        await runner.setup()
-        self._stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, settings.host, settings.port)
-        await site.start()
+        server = ClientServer(dispatcher, limits)
+        port = await server.listen(settings.host, settings.port)
+        self._stack.push_async_callback(server.close, _LAST_WORDS_SECONDS)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        self.url = f"http://{host}:{runner.addresses[0][1]}"
+        self.url = f"http://{host}:{port}"
 
     def _retain(self) -> None:
         ids = {replica.id for replica in self.fleet}
@@ -188,13 +179,6 @@ class Router:
             "trust": {replica_id: self.placement.trust.factor(replica_id) for replica_id in ids},
             "breaker_open": {replica_id: float(self.health.state(replica_id, now) != "closed") for replica_id in ids},
         }
-
-
-class _Server(web.Server):
-    """aiohttp's, on whose connections also what is broken is answered as by an API."""
-
-    def __call__(self) -> ApiProtocol:
-        return ApiProtocol(self, loop=self._loop, **self._kwargs)
 
 
 _STALE = View("stale", usable=True)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 import msgspec
-from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from router.admission import Admission
 from router.block_index import BlockIndex
-from router.bodies import read_body, unpacked
+from router.bodies import unpacked
 from router.candidates import Candidates
+from router.client_request import ClientRequest, Response
 from router.fleet import Fleet, FleetReplica
 from router.health import Health
 from router.metrics import RouterMetrics
@@ -69,10 +69,10 @@ class Control:
         self._clock = clock
         self._started_at = int(time.time())
 
-    async def health(self, request: web.BaseRequest) -> web.Response:
+    async def health(self, request: ClientRequest) -> Response:
         return _json({"status": "ok"})
 
-    async def ready(self, request: web.BaseRequest) -> web.Response:
+    async def ready(self, request: ClientRequest) -> Response:
         """200 when at least one replica takes traffic and this router is not shutting down."""
         if self._admission.closed:
             raise not_ready("this router is shutting down: send traffic to another one")
@@ -81,22 +81,22 @@ class Control:
             raise self._candidates.nobody("")
         return _json({"status": "ready", "replicas": taking_work, "view": self._candidates.view().step})
 
-    async def metrics(self, request: web.BaseRequest) -> web.Response:
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def metrics(self, request: ClientRequest) -> Response:
+        return Response(body=self._metrics.render(), content_type=CONTENT_TYPE_LATEST)
 
-    async def version(self, request: web.BaseRequest) -> web.Response:
+    async def version(self, request: ClientRequest) -> Response:
         return _json({"version": version("warmroute")})
 
-    async def models(self, request: web.BaseRequest) -> web.Response:
+    async def models(self, request: ClientRequest) -> Response:
         """All models that the fleet serves."""
         return _json({"object": "list", "data": [self._card(model) for model in self._fleet.models]})
 
-    async def model(self, request: web.BaseRequest, model: str) -> web.Response:
+    async def model(self, request: ClientRequest, model: str) -> Response:
         if model not in self._fleet.models:
             raise model_not_found(model, self._fleet.models)
         return _json(self._card(model))
 
-    async def replicas(self, request: web.BaseRequest) -> web.Response:
+    async def replicas(self, request: ClientRequest) -> Response:
         """The fleet as this router sees it."""
         now = self._clock()
         replicas = [self._describe(replica, now) for replica in self._fleet]
@@ -104,7 +104,7 @@ class Control:
             {"policy": self._placement.policy.name, "view": self._candidates.view().step, "replicas": replicas}
         )
 
-    async def route(self, request: web.BaseRequest) -> web.Response:
+    async def route(self, request: ClientRequest) -> Response:
         """A dry run: the decision for this body, every candidate, and the sentence that explains it."""
         text = await self._text(request)
         try:
@@ -125,7 +125,7 @@ class Control:
             raise self._candidates.nobody(routing.model) from None
         return _json({**msgspec.to_builtins(decision), "sentence": decision.sentence})
 
-    async def tokenize(self, request: web.BaseRequest) -> web.Response | None:
+    async def tokenize(self, request: ClientRequest) -> Response | None:
         """The token ids of a prompt, by the encoder that routes it; None where only a replica can tell."""
         parsed = parse_tokenize(await self._text(request))
         encoded = await self._candidates.tokenize(parsed)
@@ -133,12 +133,12 @@ class Control:
             return None
         return _json({"tokens": encoded.token_ids, "count": encoded.token_count})
 
-    async def count_tokens(self, request: web.BaseRequest) -> web.Response | None:
+    async def count_tokens(self, request: ClientRequest) -> Response | None:
         """As `tokenize`, in Anthropic's dialect and without the ids."""
         encoded = await self._candidates.tokenize(parse_count_tokens(await self._text(request)))
         return None if encoded is None else _json({"input_tokens": encoded.token_count})
 
-    async def drain(self, request: web.BaseRequest, replica_id: str, *, draining: bool) -> web.Response:
+    async def drain(self, request: ClientRequest, replica_id: str, *, draining: bool) -> Response:
         """No new work for that replica, or again new work; what runs there goes on."""
         self._require_admin(request)
         if not self._fleet.drain(replica_id, draining):
@@ -170,17 +170,16 @@ class Control:
             "wait_seconds": standing.wait_seconds,
         }
 
-    def _require_admin(self, request: web.BaseRequest) -> None:
+    def _require_admin(self, request: ClientRequest) -> None:
         if not self._admin_key:
             return
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(errors="replace"), self._admin_key.encode()):
+        given = (request.header(b"authorization") or b"").removeprefix(b"Bearer ")
+        if not hmac.compare_digest(given, self._admin_key.encode()):
             raise ApiError(401, "invalid_admin_key", "this path needs the admin key as Authorization: Bearer KEY")
 
-    async def _text(self, request: web.BaseRequest) -> bytes:
-        body = await read_body(request, self._max_body_bytes)
-        return unpacked(body, request.headers.get("Content-Encoding"), self._max_body_bytes)
+    async def _text(self, request: ClientRequest) -> bytes:
+        return unpacked(await request.read(), request.header(b"content-encoding"), self._max_body_bytes)
 
 
-def _json(document: object) -> web.Response:
-    return web.Response(body=_encode(document), content_type="application/json")
+def _json(document: object) -> Response:
+    return Response(body=_encode(document))

@@ -1,13 +1,11 @@
-"""Method and path -> handler. The low-level server calls this; there is no framework between it and the handlers."""
+"""Method and path -> handler. The server calls this; there is no framework between it and the handlers."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable
 
-from aiohttp import web
-
+from router.client_request import ClientRequest, Handler, Response
 from router.control import Control
 from router.exchange import error_response
 from router.headers import RequestIds
@@ -17,8 +15,6 @@ from shared.api_errors import internal_error, method_not_allowed, path_not_found
 
 __all__ = ["Dispatcher"]
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
 _logger = logging.getLogger(__name__)
 _DRAIN_PATH = re.compile(r"/replicas/(?P<id>[^/]+)/(?P<verb>drain|undrain)")
 _ONE_MODEL = "/v1/models/"
@@ -26,7 +22,7 @@ _PASSED_THROUGH = "/v1/"
 
 
 class Dispatcher:
-    """Callable as aiohttp's low-level handler. Every error is an API error in the dialect of its path."""
+    """The server's one handler. Every error is an API error in the dialect of its path."""
 
     def __init__(self, proxy: Proxy, control: Control) -> None:
         self._proxy = proxy
@@ -45,19 +41,19 @@ class Dispatcher:
             COUNT_TOKENS_PATH: {"POST": self._count_tokens},
         }
 
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def __call__(self, request: ClientRequest) -> Response | None:
         path, method = request.path, request.method
         if method == "POST" and path in self._generating:
             return await self._proxy.generate(request)
         try:
             return await self._handler(method, path)(request)
         except ApiError as error:
-            return error_response(error, path, self._ids.of(request.headers.get("x-request-id")))
+            return error_response(error, path, self._ids.of(request.header(b"x-request-id")))
         except ConnectionError:
             raise
         except Exception:
             _logger.exception("a request failed: %s", path)
-            return error_response(internal_error(), path, self._ids.of(request.headers.get("x-request-id")))
+            return error_response(internal_error(), path, self._ids.of(request.header(b"x-request-id")))
 
     def _handler(self, method: str, path: str) -> Handler:
         if path in self._generating:
@@ -78,8 +74,8 @@ class Dispatcher:
             return self._proxy.pass_through
         raise path_not_found(path)
 
-    async def _tokenize(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _tokenize(self, request: ClientRequest) -> Response | None:
         return await self._control.tokenize(request) or await self._proxy.pass_through(request)
 
-    async def _count_tokens(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _count_tokens(self, request: ClientRequest) -> Response | None:
         return await self._control.count_tokens(request) or await self._proxy.pass_through(request)

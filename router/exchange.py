@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from aiohttp import web
-
+from router.client_request import Response
 from router.headers import safe_value
 from router.placement import Decision
 from shared.api import GENERATION_PATHS, ApiError, dialect_of
@@ -100,13 +99,8 @@ def _request_ids(path: str, request_id: str) -> list[tuple[str, str]]:
 
 
 def error_response(
-    error: ApiError, path: str, request_id: str, headers: Iterable[tuple[str, str]] = ()
-) -> web.Response:
-    """The error as the path's dialect has it."""
-    response = web.Response(
-        status=error.status, body=error.body(dialect_of(path), request_id), content_type="application/json"
-    )
-    for name, value in (*_request_ids(path, request_id), *headers):
-        response.headers[name] = safe_value(value)
-    response.headers.update(error.headers())
-    return response
+    error: ApiError, path: str, request_id: str, headers: Iterable[tuple[str, str]] | None = None
+) -> Response:
+    """The error as the path's dialect has it; `headers` are the exchange's, if there is one."""
+    said = [(name, safe_value(value)) for name, value in headers or _request_ids(path, request_id)]
+    return Response(error.status, error.body(dialect_of(path), request_id), headers=[*said, *error.headers().items()])

@@ -33,7 +33,7 @@ _HOP_BY_HOP = frozenset(
 _REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})
 _REQUEST_IDS = frozenset({b"x-request-id", b"request-id"})
 """The second is Anthropic's."""
-_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _UNSAFE = re.compile(r"[^\x20-\x7e]+")
 _LONGEST_VALUE = 512
 
@@ -48,9 +48,9 @@ class RequestIds:
         self._prefix = secrets.token_hex(6)
         self._numbers = count()
 
-    def of(self, given: str | None) -> str:
+    def of(self, given: bytes | None) -> str:
         if given and _SANE_ID.fullmatch(given):
-            return given
+            return given.decode()
         return f"{self._prefix}-{next(self._numbers):x}"
 
 

@@ -1,11 +1,11 @@
-"""HTTP/1.1 answers of replicas, read strictly: heads and body framings. Pure: bytes in, bytes out, no I/O.
+"""Heads of HTTP/1.1 messages on both sides of the router, read strictly. Pure: bytes in, no I/O.
 
-    head = parse_head(b"HTTP/1.1 200 OK\\r\\n...")         without its empty line
-    body = body_of(head, method)                         framed by length, by chunks, or by the connection's end
-    payload = body.feed(received)                        until `body.complete`
+    head = parse_request_head(b"POST /v1/x HTTP/1.1\\r\\n...")      both without their empty line
+    head = parse_head(b"HTTP/1.1 200 OK\\r\\n...")
+    body = body_of(head, method)                         see `framing`
 
-Whatever two readers could understand differently is refused with MalformedAnswerError: two lengths, a length beside
-chunks, folded lines, stray line ends, unknown codings.
+Whatever two readers could understand differently is refused with MalformedError: two lengths, a length beside chunks,
+folded lines, stray line ends, unknown codings.
 """
 
 from __future__ import annotations
@@ -14,19 +14,31 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Body", "Field", "Head", "MalformedAnswerError", "body_of", "frame", "parse_head"]
+from router.framing import Body, Chunked, Counted, MalformedError, UntilClosed
 
+__all__ = [
+    "Field",
+    "Head",
+    "RequestHead",
+    "body_of",
+    "body_of_request",
+    "could_begin_head",
+    "parse_head",
+    "parse_request_head",
+]
+
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]"
+_TEXT = rb"[\t\x20-\x7e\x80-\xff]"
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n]*))?")
-_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_REQUEST = re.compile(rb"(%b{1,40}) ([!-~]+) HTTP/1\.([01])\r\n((?:%b++:%b*+\r\n)*+)" % (_TOKEN, _TOKEN, _TEXT))
+_REQUEST_LINE = re.compile(rb"%b+ [^ ]+ HTTP/([0-9])\.([0-9])" % _TOKEN)
+_ORIGIN_OF_TARGET = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+_FIELD = re.compile(rb"([^:\r\n]+):[ \t]*([^\r\n]*)\r\n")
+_NAME = re.compile(rb"%b+" % _TOKEN)
+_STRAY = re.compile(rb"\0|(?<!\r)\n|\r(?!\n|\Z)")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
-_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\r\n") + b"\x7f"
-_LONGEST_LINE = 16_384
-_MOST_TRAILERS = 100
-
-
-class MalformedAnswerError(Exception):
-    """Not HTTP, or ambiguous. The message says what is wrong and quotes nothing."""
+_MOST_FIELDS = 128
 
 
 class Field(NamedTuple):
@@ -35,6 +47,100 @@ class Field(NamedTuple):
     value: bytes
     line: bytes
     """As it came, without its line end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    method: str
+    target: str
+    """As it came, from its path on."""
+    headers: list[tuple[bytes, bytes]]
+    """Names and values as they came."""
+    fields: dict[bytes, bytes]
+    """The first value of each name, names in lower case."""
+    modern: bool
+    """HTTP/1.1, not 1.0."""
+    persistent: bool
+    """The client would keep the connection."""
+
+
+def parse_request_head(received: bytes) -> RequestHead:
+    """`received` ends with the line end of its last line. Raises MalformedError."""
+    match = _REQUEST.fullmatch(received)
+    if match is None:
+        raise MalformedError(_what_is_wrong(received))
+    method, target, minor, lines = match.groups()
+    headers = _FIELD.findall(lines)
+    if len(headers) > _MOST_FIELDS:
+        raise MalformedError(f"it has more than {_MOST_FIELDS} headers")
+    fields = {name.lower(): value.rstrip(b" \t") for name, value in headers}
+    if len(fields) != len(headers):
+        _refuse_repetition(headers)
+        fields = {name.lower(): value.rstrip(b" \t") for name, value in reversed(headers)}
+    modern = minor == b"1"
+    if modern and b"host" not in fields:
+        raise MalformedError("it names no host")
+    if not target.startswith(b"/") and target != b"*":
+        origin = _ORIGIN_OF_TARGET.match(target)
+        if origin is None:
+            raise MalformedError("its target is not a path")
+        target = target[origin.end() :]
+        if not target.startswith(b"/"):
+            target = b"/" + target
+    if b"#" in target:
+        raise MalformedError("its target has a fragment")
+    option = fields.get(b"connection")
+    persistent = modern if option is None else _persistent(headers, modern)
+    return RequestHead(method.decode(), target.decode(), headers, fields, modern, persistent)
+
+
+def could_begin_head(received: bytes) -> bool:
+    """Whether more may make it a head. What has a stray line end or a NUL never will be one."""
+    return _STRAY.search(received) is None
+
+
+def body_of_request(head: RequestHead) -> Body:
+    """How the body is framed; without length and chunks there is none. Raises MalformedError."""
+    length, coding = head.fields.get(b"content-length"), head.fields.get(b"transfer-encoding")
+    if coding is not None:
+        if coding.lower() != b"chunked" or length is not None or not head.modern:
+            raise MalformedError("its body is framed in two ways, or in an unknown one")
+        return Chunked()
+    if length is None:
+        return Counted(0)
+    if not _LENGTH.fullmatch(length):
+        raise MalformedError("its body has no single length")
+    return Counted(int(length))
+
+
+_UNREPEATABLE = (b"content-length", b"transfer-encoding", b"host")
+
+
+def _refuse_repetition(headers: list[tuple[bytes, bytes]]) -> None:
+    names = [name.lower() for name, _ in headers]
+    for name in _UNREPEATABLE:
+        if names.count(name) > 1:
+            raise MalformedError(f"it has two headers {name.decode()}")
+
+
+def _persistent(headers: list[tuple[bytes, bytes]], modern: bool) -> bool:
+    values = b",".join(value for name, value in headers if name.lower() == b"connection").lower()
+    options = {option.strip() for option in values.split(b",")}
+    return b"close" not in options if modern else b"keep-alive" in options
+
+
+def _what_is_wrong(received: bytes) -> str:
+    line, _, rest = received.partition(b"\r\n")
+    request_line = _REQUEST_LINE.fullmatch(line)
+    if request_line is None:
+        return "its first line is not a request line"
+    if request_line[1] != b"1" or request_line[2] not in b"01":
+        return "it is of a version other than HTTP/1.1 and 1.0"
+    if _STRAY.search(received) or len(received.translate(None, _CONTROLS)) != len(received):
+        return "it has a control character"
+    if rest[:1] in (b" ", b"\t") or b"\r\n " in rest or b"\r\n\t" in rest:
+        return "it has a folded header"
+    return "its target has a character that must be encoded, or a line is not a header"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +163,19 @@ class Head:
 
 
 def parse_head(received: bytes) -> Head:
-    """Raises MalformedAnswerError."""
+    """Raises MalformedError."""
     lines = received.split(b"\r\n")
     status_line = _STATUS_LINE.fullmatch(lines[0])
     if status_line is None:
-        raise MalformedAnswerError("no status line")
+        raise MalformedError("no status line")
     stray = received.count(b"\r") + received.count(b"\n") != 2 * (len(lines) - 1)
     if stray or len(received.translate(None, _CONTROLS)) != len(received):
-        raise MalformedAnswerError("a control character in its head")
+        raise MalformedError("a control character in its head")
     fields = []
     for line in lines[1:]:
         name, colon, value = line.partition(b":")
         if not colon or not _NAME.fullmatch(name):
-            raise MalformedAnswerError("a line of its head is not a header")
+            raise MalformedError("a line of its head is not a header")
         fields.append(Field(name.lower(), value.strip(b" \t"), line))
     head = Head(int(status_line[2]), status_line[3] or b"", fields, persistent=False)
     options = b",".join(head.all(b"connection")).lower()
@@ -79,125 +185,17 @@ def parse_head(received: bytes) -> Head:
 
 
 def body_of(head: Head, method: str) -> Body:
-    """How the body is framed. Raises MalformedAnswerError."""
+    """How the body is framed. Raises MalformedError."""
     if method == "HEAD" or head.status in (204, 304):
-        return _Counted(0)
+        return Counted(0)
     codings, lengths = head.all(b"transfer-encoding"), set(head.all(b"content-length"))
     if codings:
         if [coding.lower() for coding in codings] != [b"chunked"] or lengths:
-            raise MalformedAnswerError("its body is framed in two ways, or in an unknown one")
-        return _Chunked()
+            raise MalformedError("its body is framed in two ways, or in an unknown one")
+        return Chunked()
     if not lengths:
-        return _UntilClosed()
+        return UntilClosed()
     length = lengths.pop()
     if lengths or not _LENGTH.fullmatch(length):
-        raise MalformedAnswerError("its body has no single length")
-    return _Counted(int(length))
-
-
-def frame(payload: bytes) -> bytes:
-    """One chunk. Never of nothing: that would be the last one."""
-    return b"%x\r\n%b\r\n" % (len(payload), payload)
-
-
-class Body:
-    """A body on its way. `complete` once its last byte was fed; `excess` if more than the body was."""
-
-    __slots__ = ("complete", "excess")
-
-    def __init__(self) -> None:
-        self.complete = False
-        self.excess = False
-
-    def feed(self, received: bytes) -> bytes:
-        """The payload in what was received. Raises MalformedAnswerError."""
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """The connection has ended. That completes the body, or it never will be."""
-
-
-class _Counted(Body):
-    __slots__ = ("_left",)
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self._left = length
-        self.complete = not length
-
-    def feed(self, received: bytes) -> bytes:
-        left = self._left - len(received)
-        if left > 0:
-            self._left = left
-            return received
-        payload = received if not left else received[: self._left]
-        self.excess = left < 0
-        self._left = 0
-        self.complete = True
-        return payload
-
-
-class _UntilClosed(Body):
-    __slots__ = ()
-
-    def feed(self, received: bytes) -> bytes:
-        return received
-
-    def end(self) -> None:
-        self.complete = True
-
-
-class _Chunked(Body):
-    """Extensions and trailers are dropped."""
-
-    __slots__ = ("_expected", "_left", "_rest", "_trailers")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._rest = b""
-        self._left = 0
-        self._expected = "size"
-        self._trailers = 0
-
-    def feed(self, received: bytes) -> bytes:
-        if self._rest:
-            received = self._rest + received
-        pieces = []
-        at = 0
-        while not self.complete:
-            if self._left:
-                piece = received[at : at + self._left]
-                if not piece:
-                    break
-                pieces.append(piece)
-                at += len(piece)
-                self._left -= len(piece)
-                continue
-            line_end = received.find(b"\r\n", at)
-            if line_end < 0:
-                if len(received) - at > _LONGEST_LINE:
-                    raise MalformedAnswerError("a chunk without a size")
-                break
-            self._line(received[at:line_end])
-            at = line_end + 2
-        self._rest = received[at:]
-        self.excess = self.complete and bool(self._rest)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def _line(self, line: bytes) -> None:
-        if self._expected == "end":  # of a chunk's data
-            if line:
-                raise MalformedAnswerError("a chunk longer than its size")
-            self._expected = "size"
-        elif self._expected == "size":
-            size = _CHUNK_SIZE.fullmatch(line)
-            if size is None:
-                raise MalformedAnswerError("a chunk without a size")
-            self._left = int(size[1], 16)
-            self._expected = "end" if self._left else "trailer"
-        elif not line:
-            self.complete = True
-        else:
-            self._trailers += 1
-            if self._trailers > _MOST_TRAILERS:
-                raise MalformedAnswerError("trailers without end")
+        raise MalformedError("its body has no single length")
+    return Counted(int(length))

@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import msgspec
-from aiohttp import web
 
 from router.admission import Admission
-from router.bodies import read_body, unpacked
+from router.bodies import unpacked
 from router.candidates import Candidates
+from router.client_request import ClientRequest, Response
 from router.exchange import Exchange, error_response
 from router.headers import RequestIds, request_headers
 from router.health import Health
@@ -80,11 +80,11 @@ class Proxy:
         self._least_loaded = LeastLoaded()
         self._open: set[UpstreamResponse] = set()
 
-    async def generate(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def generate(self, request: ClientRequest) -> Response | None:
         """One of the paths that generate: placed by its prompt."""
         return await self._answer(request, self._generate)
 
-    async def pass_through(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def pass_through(self, request: ClientRequest) -> Response | None:
         """Any other path under `/v1/`: to the replica with the fewest requests active."""
         return await self._answer(request, self._pass_through)
 
@@ -95,61 +95,59 @@ class Proxy:
 
     async def _answer(
         self,
-        request: web.BaseRequest,
-        forward: Callable[[web.BaseRequest, Exchange], Awaitable[web.StreamResponse]],
-    ) -> web.StreamResponse:
-        exchange = Exchange(self._ids.of(request.headers.get("x-request-id")), request.path, self._clock())
+        request: ClientRequest,
+        forward: Callable[[ClientRequest, Exchange], Awaitable[None]],
+    ) -> Response | None:
+        exchange = Exchange(self._ids.of(request.header(b"x-request-id")), request.path, self._clock())
         try:
             self._admission.enter()
             try:
-                return await forward(request, exchange)
+                await forward(request, exchange)
+                return None
             finally:
                 self._admission.leave()
         except ApiError as error:
             return self._refuse(exchange, error)
         except ConnectionError:
-            # The client is gone: nobody is there to be told, and what is returned finds the connection closed.
-            return web.Response()
+            return None  # the client is gone: nobody is there to be told
         except Exception:
             _logger.exception("a request failed: %s", exchange.path)
             if exchange.status:  # the answer has begun: it can only be cut short
-                if request.transport is not None:
-                    request.transport.abort()
-                raise
+                request.connection.abort()
+                return None
             return self._refuse(exchange, internal_error())
         finally:
             exchange.ended_seconds = self._clock()
             self._metrics.ended(exchange)
             exchange.log()
 
-    async def _generate(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+    async def _generate(self, request: ClientRequest, exchange: Exchange) -> None:
         body, text = await self._read(request)
         routing = parse_routing(exchange.path, text)
         exchange.model = routing.model
         asked = await self._candidates.read(routing)
-        return await self._deliver(self._errand(request, exchange, body, asked))
+        await self._deliver(self._errand(request, exchange, body, asked))
 
-    async def _pass_through(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+    async def _pass_through(self, request: ClientRequest, exchange: Exchange) -> None:
         body, text = await self._read(request)
         exchange.model = _model_named_in(text)
         if exchange.model:
             self._candidates.require_served(exchange.model)
         asked = Request(prompt_tokens=0, keys=[], block_size=1, streamed=False)
-        return await self._deliver(self._errand(request, exchange, body, asked, self._least_loaded))
+        await self._deliver(self._errand(request, exchange, body, asked, self._least_loaded))
 
-    async def _read(self, request: web.BaseRequest) -> tuple[bytes, bytes]:
+    async def _read(self, request: ClientRequest) -> tuple[bytes, bytes]:
         """The body as it came, and as text."""
-        most = self._limits.max_body_bytes
-        body = await read_body(request, most)
-        return body, unpacked(body, request.headers.get("Content-Encoding"), most)
+        body = await request.read()
+        return body, unpacked(body, request.header(b"content-encoding"), self._limits.max_body_bytes)
 
     def _errand(
-        self, request: web.BaseRequest, exchange: Exchange, body: bytes, asked: Request, policy: Policy | None = None
+        self, request: ClientRequest, exchange: Exchange, body: bytes, asked: Request, policy: Policy | None = None
     ) -> _Errand:
-        headers = request_headers(request.raw_headers, exchange.request_id, self._admin_key)
+        headers = request_headers(request.headers, exchange.request_id, self._admin_key)
         return _Errand(request, exchange, headers, body, asked, policy)
 
-    async def _deliver(self, errand: _Errand) -> web.StreamResponse:
+    async def _deliver(self, errand: _Errand) -> None:
         exchange, asked = errand.exchange, errand.asked
         failed: list[str] = []
         last_failure: ApiError | None = None
@@ -176,7 +174,8 @@ class Proxy:
                 exchange.attempts += 1
                 self._metrics.dispatched(replica.id, decision.policy, decision.reason)
                 may_retry = len(failed) < self._limits.max_retries and len(decision.candidates) > 1
-                return await self._attempt(errand, attempt, replica.url, may_retry)
+                await self._attempt(errand, attempt, replica.url, may_retry)
+                return
             except _ColderThanBelieved as colder:
                 errand.corrections[replica.id] = colder.cached_tokens
             except _TryElsewhere as elsewhere:
@@ -186,18 +185,17 @@ class Proxy:
             finally:
                 self._placement.finish(attempt, self._clock())
 
-    async def _attempt(self, errand: _Errand, attempt: Attempt, base_url: str, may_retry: bool) -> web.StreamResponse:
+    async def _attempt(self, errand: _Errand, attempt: Attempt, base_url: str, may_retry: bool) -> None:
         """Raises _TryElsewhere where another replica may be asked, _ColderThanBelieved where this one took nothing on
         for want of the cache it was chosen for, and ApiError where nothing has been answered and nobody may be asked.
         """
         request, exchange = errand.request, errand.exchange
         replica_id = attempt.decision.chosen.replica_id
-        target = request.rel_url.raw_path_qs
         headers = self._headers(errand, attempt)
         upstream: UpstreamResponse | None = None
         self._health.begin(replica_id)
         try:
-            upstream = await self._upstream.open(request.method, base_url, target, headers, errand.body)
+            upstream = await self._upstream.open(request.method, base_url, request.target, headers, errand.body)
             self._open.add(upstream)
             # 429 and 503 are pressure, other client errors the client's: the replica is well.
             well = upstream.status < 500 or upstream.status == 503
@@ -213,11 +211,10 @@ class Proxy:
                 raise _TryElsewhere(_replica_failed(f"it answered {upstream.status}"))
             first = await upstream.read()
             self._first_byte(exchange, attempt, upstream)
-            response = await relay(request, upstream, first, exchange)
+            await relay(request, upstream, first, exchange)
             if well:
                 self._health.succeeded(replica_id)
             exchange.outcome = "ok" if upstream.status < 400 else f"replica_{upstream.status}"
-            return response
         except UpstreamError as error:
             self._note_failure(replica_id, error.failure, str(error))
             failure = _replica_failed(str(error), 504 if error.failure == "timeout" else 502)
@@ -229,7 +226,6 @@ class Proxy:
             if broken.error.failure != "cut":
                 self._note_failure(replica_id, broken.error.failure, str(broken.error))
                 exchange.outcome = "replica_broke_off"
-            return broken.response
         finally:
             self._health.abandoned(replica_id)
             if upstream is not None:
@@ -256,7 +252,7 @@ class Proxy:
         self._metrics.failed(replica_id, failure)
         _logger.warning("replica failed", extra=fields(replica=replica_id, failure=failure, reason=reason))
 
-    def _refuse(self, exchange: Exchange, error: ApiError) -> web.Response:
+    def _refuse(self, exchange: Exchange, error: ApiError) -> Response:
         exchange.status, exchange.outcome = error.status, error.code
         return error_response(error, exchange.path, exchange.request_id, exchange.headers())
 
@@ -265,7 +261,7 @@ class Proxy:
 class _Errand:
     """A request as it is to be delivered, to whichever replica."""
 
-    request: web.BaseRequest
+    request: ClientRequest
     exchange: Exchange
     headers: bytes
     body: bytes

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
-from aiohttp import web
-
+from router.client_request import ClientRequest
 from router.exchange import Exchange
 from router.headers import response_headers
 from router.reply import Reply
@@ -16,25 +14,18 @@ from shared.sse import error_frames
 
 __all__ = ["BrokenOffError", "relay"]
 
-
-_LONGEST_PAUSE_SECONDS = 60.0
-"""For the client to take what has been written. Who never reads would otherwise hold its place, and the replica's."""
-
 _LAST_EVENTS = (b"data: [DONE]\n\n", b'{"type":"message_stop"}\n\n')
 
 
 class BrokenOffError(Exception):
     """The replica broke off after the first byte. The client has been told as far as its protocol allows."""
 
-    def __init__(self, response: web.StreamResponse, error: UpstreamError) -> None:
+    def __init__(self, error: UpstreamError) -> None:
         super().__init__(str(error))
-        self.response = response
         self.error = error
 
 
-async def relay(
-    request: web.BaseRequest, upstream: UpstreamResponse, first: bytes, exchange: Exchange
-) -> web.StreamResponse:
+async def relay(request: ClientRequest, upstream: UpstreamResponse, first: bytes, exchange: Exchange) -> None:
     """Answer with the replica's status, headers and body; `first` has been read already. Raises BrokenOffError.
 
     A chunk goes from one connection to the other in the callback that brings it. This task sleeps meanwhile, and wakes
@@ -43,29 +34,18 @@ async def relay(
     reply = Reply(request, upstream.head, response_headers(upstream.head, exchange.headers()))
     if upstream.complete:
         reply.send_whole(first)
-        return reply
+        return
     reply.begin(first)
     _note_last_event(exchange, first)
     try:
         upstream.forward(partial(_pass_on, reply, exchange))
         while not await upstream.progress():
-            await _drained(reply)
+            await request.connection.drained()
             upstream.resume()
     except UpstreamError as error:
         _end_broken(reply, upstream, exchange, error)
-        raise BrokenOffError(reply, error) from error
+        raise BrokenOffError(error) from error
     reply.end()
-    return reply
-
-
-async def _drained(reply: Reply) -> None:
-    """Raises ConnectionError for a client that takes nothing for long, as for one that has left."""
-    try:
-        async with asyncio.timeout(_LONGEST_PAUSE_SECONDS):
-            await reply.drained()
-    except TimeoutError:
-        reply.abort()
-        raise ConnectionResetError("the client does not read its answer") from None
 
 
 def _pass_on(reply: Reply, exchange: Exchange, chunk: bytes) -> bool:

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal, cast
 
-from router.http1 import Body, Head, MalformedAnswerError, body_of, parse_head
+from router.framing import Body, MalformedError
+from router.http1 import Head, body_of, parse_head
 
 __all__ = ["Connection", "ConnectionPool", "UpstreamError", "UpstreamResponse"]
 
@@ -223,7 +224,7 @@ class UpstreamResponse:
                 body, data = self._read_head(data)
             if body is not None:
                 self._take(body, data)
-        except MalformedAnswerError as error:
+        except MalformedError as error:
             self._fail("broken", f"its answer is malformed: {error}")
 
     def lost(self, error: Exception | None) -> None:
@@ -251,9 +252,9 @@ class UpstreamResponse:
                 self._wake()
                 return self._body, received
             if head.status == 101:
-                raise MalformedAnswerError("it switches protocols unasked")
+                raise MalformedError("it switches protocols unasked")
         if len(received) > _LONGEST_HEAD:
-            raise MalformedAnswerError(f"its head is longer than {_LONGEST_HEAD} bytes")
+            raise MalformedError(f"its head is longer than {_LONGEST_HEAD} bytes")
         self._head_bytes = received
         return None, b""
 
@@ -285,7 +286,7 @@ class UpstreamResponse:
             if self._paused:
                 connection.resume()
                 self._paused = False
-            if self.head.persistent and self._body is not None and not self._body.excess:
+            if self.head.persistent and self._body is not None and not self._body.rest:
                 connection.release()
             else:
                 connection.abort()

@@ -127,6 +127,14 @@ class RouterSettings:
     policy: str = _policy()
     max_body_bytes: int = setting(64 * _MIB, "largest request body", low=1024, high=2**31)
     max_in_flight: int = setting(4096, "requests at once; more are refused with 429", low=1, high=2**20)
+    max_head_bytes: int = setting(16_384, "largest request head", low=1024, high=2**20)
+    max_connections: int = setting(16_384, "connections of clients at once", low=1, high=2**20)
+    head_timeout_seconds: float = setting(10.0, "for a request's head to come", low=0.01, high=_HOUR_SECONDS)
+    body_timeout_seconds: float = setting(60.0, "between two pieces of a request's body", low=0.01, high=_HOUR_SECONDS)
+    unread_timeout_seconds: float = setting(
+        60.0, "for a client to take what was written to it", low=0.01, high=_HOUR_SECONDS
+    )
+    idle_timeout_seconds: float = setting(75.0, "between two requests on a connection", low=0.01, high=_DAY_SECONDS)
     connect_timeout_seconds: float = setting(2.0, "to connect to a replica", low=0.01, high=_HOUR_SECONDS)
     first_byte_timeout_seconds: float = setting(300.0, "until a replica's answer begins", low=0.01, high=_DAY_SECONDS)
     chunk_timeout_seconds: float = setting(60.0, "between two pieces of an answer", low=0.01, high=_DAY_SECONDS)

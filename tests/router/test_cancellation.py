@@ -9,7 +9,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router import relay
 from tests.helpers import eventually
 from tests.router.conftest import Bench, BenchFactory, chat
 from tests.router.fake_replica import answer, open_stream
@@ -133,9 +132,8 @@ async def test_a_slow_client_holds_back_the_replica_instead_of_filling_memory(be
     await b.settled()
 
 
-async def test_a_client_that_never_reads_is_given_up(bench: BenchFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "_LONGEST_PAUSE_SECONDS", 0.3)
-    b = await bench(1)
+async def test_a_client_that_never_reads_is_given_up(bench: BenchFactory) -> None:
+    b = await bench(1, unread_timeout_seconds=0.3)
     b.replicas[0].behave = flood
     async with b.client.post(b.url, json=chat()) as response:
         await b.settled()

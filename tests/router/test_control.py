@@ -104,6 +104,6 @@ async def test_what_is_not_http_gets_the_apis_error_too(bench: BenchFactory) -> 
     b = await bench(1)
     for sent in BROKEN_HTTP:
         status, headers, body = await answer_to(b.router.url, sent)
-        assert status == 400
+        assert status in (400, 431)
         assert headers["content-type"].startswith("application/json")
         assert body["error"]["code"] == "invalid_http"

@@ -34,8 +34,8 @@ def test_repeated_headers_stay_repeated_and_the_routers_own_are_there_once() -> 
     assert headers == b"Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nx-request-id: ours\r\n"
 
 
-@given(st.text(max_size=300))
-def test_an_id_is_the_clients_or_a_new_one_and_always_sane(given_id: str) -> None:
+@given(st.binary(max_size=300))
+def test_an_id_is_the_clients_or_a_new_one_and_always_sane(given_id: bytes) -> None:
     ids = RequestIds()
     chosen = ids.of(given_id)
     assert re.fullmatch(r"[A-Za-z0-9._:/+=-]{1,128}", chosen)

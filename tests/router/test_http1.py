@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http1 import Body, MalformedAnswerError, body_of, frame, parse_head
+from router.framing import Body, MalformedError, frame
+from router.http1 import body_of, parse_head
 
 
 def body(head: bytes, method: str = "POST") -> Body:
@@ -28,7 +29,7 @@ def test_chunks_give_the_same_payload_however_they_arrive(chunks: list[bytes], p
     chunked = body(b"Transfer-Encoding: chunked")
     assert fed(chunked, cut(b"".join(map(frame, chunks)) + end, places)) == b"".join(chunks)
     assert chunked.complete
-    assert not chunked.excess
+    assert not chunked.rest
 
 
 @given(st.binary(max_size=100), st.lists(st.integers(0, 10_000)))
@@ -36,9 +37,8 @@ def test_a_length_is_taken_at_its_word(payload: bytes, places: list[int]) -> Non
     counted = body(b"Content-Length: %d" % len(payload))
     assert fed(counted, cut(payload, places)) == payload
     assert counted.complete
-    assert not counted.excess
-    assert counted.feed(b"more") == b""
-    assert counted.excess
+    assert not counted.rest
+    assert (counted.feed(b"more"), counted.rest) == (b"", b"more")
 
 
 def test_without_length_or_chunks_the_end_of_the_connection_ends_the_body() -> None:
@@ -81,19 +81,19 @@ def test_some_answers_have_no_body_whatever_they_announce(status: int, method: s
     ],
 )
 def test_what_two_readers_could_understand_differently_is_refused(head: bytes) -> None:
-    with pytest.raises(MalformedAnswerError):
+    with pytest.raises(MalformedError):
         body(head)
 
 
 @pytest.mark.parametrize("line", [b"", b"HTTP/2 200 OK", b"HTTP/1.1 20 OK", b"HTTP/1.1 099 X", b"\x16\x03\x01"])
 def test_what_is_not_http_is_refused(line: bytes) -> None:
-    with pytest.raises(MalformedAnswerError):
+    with pytest.raises(MalformedError):
         parse_head(line)
 
 
 @pytest.mark.parametrize("chunks", [b"5\r\nabcdefg\r\n", b"-1\r\n", b"x\r\n", b"\r\n", b"0x5\r\n", b"f" * 20_000])
 def test_chunks_that_contradict_themselves_are_refused(chunks: bytes) -> None:
-    with pytest.raises(MalformedAnswerError):
+    with pytest.raises(MalformedError):
         body(b"Transfer-Encoding: chunked").feed(chunks)
 
 

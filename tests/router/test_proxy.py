@@ -13,7 +13,6 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from router import bodies
 from tests.helpers import eventually
 from tests.router.conftest import BenchFactory, chat
 from tests.router.fake_replica import open_stream, refuse
@@ -69,9 +68,8 @@ async def test_a_chunked_body_over_the_limit_is_refused_too(bench: BenchFactory)
     assert b.seen == 0
 
 
-async def test_a_body_that_does_not_go_on_is_given_up(bench: BenchFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_LONGEST_PAUSE_SECONDS", 0.3)
-    b = await bench(1)
+async def test_a_body_that_does_not_go_on_is_given_up(bench: BenchFactory) -> None:
+    b = await bench(1, body_timeout_seconds=0.3)
     whole = json.dumps(chat(False)).encode()
 
     async def in_pieces(pause_seconds: float) -> AsyncIterator[bytes]:
