@@ -4,7 +4,7 @@
                      `-- its body comes as `read_body` asks for it
 
 Whoever leaves cancels the handler of its request wherever that waits. A client that only ends its sending side (to us
-the same FIN) is told `100 Continue`, which a connection that is gone answers with a reset; it gets its answer.
+the same) is told `100 Continue`, which a connection that is gone answers with a reset; it gets its answer.
 All that may take long has a deadline, which one sweep over all connections watches: see `expire`.
 """
 
@@ -29,6 +29,7 @@ _logger = logging.getLogger(__name__)
 
 _MOST_AHEAD = 262_144
 """Bytes taken of requests whose turn has not come, and of a body that nobody has asked for."""
+_MOST_HEADERS = 128
 _LINGER_SECONDS = 2.0
 """After an answer to what was not read to its end, for the client to see it: a reset would overtake it."""
 _FIRST_LOOK_SECONDS = 0.05
@@ -227,6 +228,9 @@ class ClientConnection(asyncio.Protocol):
             framing = body_of_request(head)
         except MalformedError as error:
             self._refuse(_unreadable(str(error)))
+            return
+        if len(head.headers) > _MOST_HEADERS:
+            self._refuse(ApiError(431, "invalid_http", f"the request has more than {_MOST_HEADERS} headers: send less"))
             return
         request = ClientRequest(head, self)
         expects = head.fields.get(b"expect")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 
 from router.client_request import ClientRequest, Handler, Response
 from router.control import Control
@@ -56,16 +57,16 @@ class Dispatcher:
             return error_response(internal_error(), path, self._ids.of(request.header(b"x-request-id")))
 
     def _handler(self, method: str, path: str) -> Handler:
+        if path == "*" and method == "OPTIONS":
+            return _options(["GET", "POST"])
         if path in self._generating:
-            raise method_not_allowed(method, ["POST"])
+            return _other_than(method, ["POST"])
         if (by_method := self._routes.get(path)) is not None:
             handler = by_method.get("GET" if method == "HEAD" else method)
-            if handler is None:
-                raise method_not_allowed(method, by_method)
-            return handler
+            return handler or _other_than(method, by_method)
         if (match := _DRAIN_PATH.fullmatch(path)) is not None:
             if method != "POST":
-                raise method_not_allowed(method, ["POST"])
+                return _other_than(method, ["POST"])
             return lambda request: self._control.drain(request, match["id"], draining=match["verb"] == "drain")
         if path.startswith(_ONE_MODEL) and method in ("GET", "HEAD"):
             return lambda request: self._control.model(request, path.removeprefix(_ONE_MODEL))
@@ -79,3 +80,17 @@ class Dispatcher:
 
     async def _count_tokens(self, request: ClientRequest) -> Response | None:
         return await self._control.count_tokens(request) or await self._proxy.pass_through(request)
+
+
+def _other_than(method: str, allowed: Iterable[str]) -> Handler:
+    """Raises ApiError 405, but for OPTIONS."""
+    if method == "OPTIONS":
+        return _options(allowed)
+    raise method_not_allowed(method, allowed)
+
+
+def _options(allowed: Iterable[str]) -> Handler:
+    async def tell(_: ClientRequest) -> Response:
+        return Response(204, headers=[("Allow", ", ".join(sorted([*allowed, "OPTIONS"])))])
+
+    return tell

@@ -38,7 +38,6 @@ _NAME = re.compile(rb"%b+" % _TOKEN)
 _STRAY = re.compile(rb"\0|(?<!\r)\n|\r(?!\n|\Z)")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\r\n") + b"\x7f"
-_MOST_FIELDS = 128
 
 
 class Field(NamedTuple):
@@ -71,8 +70,6 @@ def parse_request_head(received: bytes) -> RequestHead:
         raise MalformedError(_what_is_wrong(received))
     method, target, minor, lines = match.groups()
     headers = _FIELD.findall(lines)
-    if len(headers) > _MOST_FIELDS:
-        raise MalformedError(f"it has more than {_MOST_FIELDS} headers")
     fields = {name.lower(): value.rstrip(b" \t") for name, value in headers}
     if len(fields) != len(headers):
         _refuse_repetition(headers)
