@@ -107,6 +107,7 @@ class Router:
                 connect_timeout_seconds=settings.connect_timeout_seconds,
                 first_byte_timeout_seconds=settings.first_byte_timeout_seconds,
                 chunk_timeout_seconds=settings.chunk_timeout_seconds,
+                request_timeout_seconds=settings.request_timeout_seconds,
             )
         )
         self._upstream = upstream

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import count
 
 from router.http1 import Head
@@ -31,11 +32,14 @@ _HOP_BY_HOP = frozenset(
 )
 # Said anew on the way to a replica: where it goes, how long the body is, and that the body is already here.
 _REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})
-_REQUEST_IDS = frozenset({b"x-request-id", b"request-id"})
-"""The second is Anthropic's."""
+_NOT_SENT_ON = _HOP_BY_HOP | _REWRITTEN
+# The ids are the router's to say. The second is Anthropic's.
+_NOT_SENT_BACK = _HOP_BY_HOP | {b"x-request-id", b"request-id"}
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _UNSAFE = re.compile(r"[^\x20-\x7e]+")
 _LONGEST_VALUE = 512
+_LONGEST_KEPT, _MOST_KEPT = 64, 4096
+"""Characters of a value whose line is remembered, and lines: most headers of ours say one of a few things."""
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 """Names and values as they came."""
@@ -56,7 +60,8 @@ class RequestIds:
 
 def request_headers(received: RawHeaders, request_id: str, admin_key: bytes = b"") -> bytes:
     """What goes to the replica, as lines. The cluster's `admin_key` is for this router alone and never goes on."""
-    dropped = _HOP_BY_HOP | _REWRITTEN | _named_by(value for name, value in received if name.lower() == b"connection")
+    named = [value for name, value in received if name.lower() == b"connection"]
+    dropped = _NOT_SENT_ON | _named_by(named) if named else _NOT_SENT_ON
     lines = []
     for name, value in received:
         lowered = name.lower()
@@ -69,12 +74,10 @@ def request_headers(received: RawHeaders, request_id: str, admin_key: bytes = b"
 
 def response_headers(received: Head, own: Iterable[tuple[str, str]]) -> bytes:
     """What goes to the client, as lines: the replica's, and the router's `own` in place of any of the same name."""
-    dropped = _HOP_BY_HOP | _named_by(received.all(b"connection"))
-    lines = []
-    for name, _, line in received.fields:
-        if name not in dropped and name not in _REQUEST_IDS and not name.startswith(_OWN_PREFIX):
-            lines.append(line)
-    lines += [f"{name}: {safe_value(value)}".encode() for name, value in own]
+    named = received.all(b"connection")
+    dropped = _NOT_SENT_BACK | _named_by(named) if named else _NOT_SENT_BACK
+    lines = [line for name, _, line in received.fields if name not in dropped and not name.startswith(_OWN_PREFIX)]
+    lines += [_own_line(name, value) if len(value) <= _LONGEST_KEPT else _line(name, value) for name, value in own]
     lines.append(b"")
     return b"\r\n".join(lines)
 
@@ -88,3 +91,10 @@ def safe_value(value: str) -> str:
 
 def _named_by(connection_headers: Iterable[bytes]) -> frozenset[bytes]:
     return frozenset(name.strip().lower() for value in connection_headers for name in value.split(b","))
+
+
+def _line(name: str, value: str) -> bytes:
+    return f"{name}: {safe_value(value)}".encode()
+
+
+_own_line = lru_cache(_MOST_KEPT)(_line)

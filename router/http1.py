@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from router.framing import Body, Chunked, Counted, MalformedError, UntilClosed
 
@@ -29,26 +28,23 @@ __all__ = [
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]"
 _TEXT = rb"[\t\x20-\x7e\x80-\xff]"
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n]*))?")
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] [1-9][0-9]{2}(?: |\r|\Z)")
+_ANSWER = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: (%b*+))?((?:\r\n%b++:%b*+)*+)" % (_TEXT, _TOKEN, _TEXT))
+_LINE = re.compile(rb"(([^:\r\n]+):[ \t]*([^\r\n]*))")
 _REQUEST = re.compile(rb"(%b{1,40}) ([!-~]+) HTTP/1\.([01])\r\n((?:%b++:%b*+\r\n)*+)" % (_TOKEN, _TOKEN, _TEXT))
 _REQUEST_LINE = re.compile(rb"%b+ [^ ]+ HTTP/([0-9])\.([0-9])" % _TOKEN)
 _ORIGIN_OF_TARGET = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 _FIELD = re.compile(rb"([^:\r\n]+):[ \t]*([^\r\n]*)\r\n")
-_NAME = re.compile(rb"%b+" % _TOKEN)
 _STRAY = re.compile(rb"\0|(?<!\r)\n|\r(?!\n|\Z)")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\r\n") + b"\x7f"
 
 
-class Field(NamedTuple):
-    name: bytes
-    """In lower case."""
-    value: bytes
-    line: bytes
-    """As it came, without its line end."""
+Field = tuple[bytes, bytes, bytes]
+"""Name in lower case, value, and the line as it came, without its line end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestHead:
     method: str
     target: str
@@ -140,45 +136,36 @@ def _what_is_wrong(received: bytes) -> str:
     return "its target has a character that must be encoded, or a line is not a header"
 
 
-@dataclass(frozen=True, slots=True)
 class Head:
-    status: int
-    reason: bytes
-    fields: list[Field]
-    persistent: bool
-    """The connection may be used again after this answer."""
+    """Of an answer."""
+
+    __slots__ = ("_first", "fields", "persistent", "reason", "status")
+
+    def __init__(self, status: int, reason: bytes, fields: list[Field], *, modern: bool) -> None:
+        self.status = status
+        self.reason = reason
+        self.fields = fields
+        self._first = {name: value for name, value, _ in reversed(fields)}
+        options = b",".join(self.all(b"connection")).lower() if b"connection" in self._first else b""
+        self.persistent = modern and b"close" not in options
+        """The connection may be used again after this answer."""
 
     def get(self, name: bytes) -> bytes | None:
         """The first value of that (lower-case) name."""
-        for field in self.fields:
-            if field.name == name:
-                return field.value
-        return None
+        return self._first.get(name)
 
     def all(self, name: bytes) -> list[bytes]:
-        return [field.value for field in self.fields if field.name == name]
+        return [value for other, value, _ in self.fields if other == name] if name in self._first else []
 
 
 def parse_head(received: bytes) -> Head:
     """Raises MalformedError."""
-    lines = received.split(b"\r\n")
-    status_line = _STATUS_LINE.fullmatch(lines[0])
-    if status_line is None:
-        raise MalformedError("no status line")
-    stray = received.count(b"\r") + received.count(b"\n") != 2 * (len(lines) - 1)
-    if stray or len(received.translate(None, _CONTROLS)) != len(received):
-        raise MalformedError("a control character in its head")
-    fields = []
-    for line in lines[1:]:
-        name, colon, value = line.partition(b":")
-        if not colon or not _NAME.fullmatch(name):
-            raise MalformedError("a line of its head is not a header")
-        fields.append(Field(name.lower(), value.strip(b" \t"), line))
-    head = Head(int(status_line[2]), status_line[3] or b"", fields, persistent=False)
-    options = b",".join(head.all(b"connection")).lower()
-    if status_line[1] == b"1" and b"close" not in options:
-        return Head(head.status, head.reason, fields, persistent=True)
-    return head
+    match = _ANSWER.fullmatch(received)
+    if match is None:
+        raise MalformedError("it has no status line" if not _STATUS_LINE.match(received) else "its head is malformed")
+    minor, status, reason, lines = match.groups()
+    fields = [(name.lower(), value.rstrip(b" \t"), line) for line, name, value in _LINE.findall(lines)]
+    return Head(int(status), reason or b"", fields, modern=minor == b"1")
 
 
 def body_of(head: Head, method: str) -> Body:

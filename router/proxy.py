@@ -257,7 +257,7 @@ class Proxy:
         return error_response(error, exchange.path, exchange.request_id, exchange.headers())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Errand:
     """A request as it is to be delivered, to whichever replica."""
 

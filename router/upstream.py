@@ -25,7 +25,8 @@ __all__ = ["Upstream", "UpstreamError", "UpstreamResponse"]
 
 # Below the 5 s after which common servers close an idle connection.
 _IDLE_SECONDS = 4.0
-_SWEEP_SECONDS = 1.0
+_SWEEP_SECONDS = 0.1
+"""How late an answer may be found to be late."""
 _MOST_ORIGINS = 4096
 
 
@@ -42,24 +43,32 @@ class Upstream:
     """A pool of connections to all replicas. Use as an async context manager."""
 
     def __init__(
-        self, *, connect_timeout_seconds: float, first_byte_timeout_seconds: float, chunk_timeout_seconds: float
+        self,
+        *,
+        connect_timeout_seconds: float,
+        first_byte_timeout_seconds: float,
+        chunk_timeout_seconds: float,
+        request_timeout_seconds: float,
     ) -> None:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._first_byte_timeout_seconds = first_byte_timeout_seconds
         self._chunk_timeout_seconds = chunk_timeout_seconds
+        self._request_timeout_seconds = request_timeout_seconds
         self._pools: defaultdict[_Origin, ConnectionPool] = defaultdict(ConnectionPool)
+        self._leaving: list[ConnectionPool] = []
+        """Of places that are gone, where answers may still be on their way."""
         self._tls: ssl.SSLContext | None = None
         self._loop: asyncio.AbstractEventLoop
         self._sweep: asyncio.TimerHandle
 
     async def __aenter__(self) -> Upstream:
         self._loop = asyncio.get_running_loop()
-        self._sweep = self._loop.call_later(_SWEEP_SECONDS, self._close_idle)
+        self._sweep = self._loop.call_later(_SWEEP_SECONDS, self._look_at_deadlines)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._sweep.cancel()
-        for pool in self._pools.values():
+        for pool in (*self._pools.values(), *self._leaving):
             pool.abort()
         await asyncio.sleep(0)  # until they have heard of it
 
@@ -70,6 +79,7 @@ class Upstream:
             pool = self._pools.pop(origin)
             pool.closed = True
             pool.lose()
+            self._leaving.append(pool)
 
     def lose(self, base_url: str) -> None:
         """Nobody answers there: the same for one place, which may come back."""
@@ -102,7 +112,9 @@ class Upstream:
             reused = connection is not None
             if connection is None:
                 connection = await self._connect(origin, limit)
-            response = UpstreamResponse(connection, method, limit, self._chunk_timeout_seconds)
+            response = UpstreamResponse(
+                connection, method, limit, self._chunk_timeout_seconds, self._request_timeout_seconds
+            )
             try:
                 connection.send(response, head, body)
                 await response.begun()
@@ -148,12 +160,12 @@ class Upstream:
             self._tls = ssl.create_default_context()
         return self._tls
 
-    def _close_idle(self) -> None:
-        oldest = self._loop.time() - _IDLE_SECONDS
-        for pool in self._pools.values():
-            for connection in [connection for connection in pool.idle if connection.idle_since <= oldest]:
-                connection.abort()
-        self._sweep = self._loop.call_later(_SWEEP_SECONDS, self._close_idle)
+    def _look_at_deadlines(self) -> None:
+        now = self._loop.time()
+        for pool in (*self._pools.values(), *self._leaving):
+            pool.expire(now, now - _IDLE_SECONDS)
+        self._leaving = [pool for pool in self._leaving if pool.open]
+        self._sweep = self._loop.call_later(_SWEEP_SECONDS, self._look_at_deadlines)
 
 
 @lru_cache(_MOST_ORIGINS)

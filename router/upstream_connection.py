@@ -51,6 +51,11 @@ class ConnectionPool:
         for connection in list(self.open):
             connection.lose()
 
+    def expire(self, now: float, idle_since: float) -> None:
+        """Give up the answers that are late, and connections that have been idle since then."""
+        for connection in [connection for connection in self.open if connection.late(now, idle_since)]:
+            connection.expire(now)
+
     def abort(self) -> None:
         for connection in list(self.open):
             connection.abort()
@@ -94,6 +99,16 @@ class Connection(asyncio.Protocol):
         if self._response is not None:
             self._response.lost(error)
 
+    def late(self, now: float, idle_since: float) -> bool:
+        response = self._response
+        return response.late(now) if response is not None else self.idle_since <= idle_since
+
+    def expire(self, now: float) -> None:
+        if self._response is None:
+            self.abort()
+        else:
+            self._response.expire(now)
+
     def pause(self) -> None:
         self._transport.pause_reading()
 
@@ -129,7 +144,12 @@ class UpstreamResponse:
     """An answer on its way. One task waits for it; what comes is kept for that task, or forwarded at once."""
 
     def __init__(
-        self, connection: Connection, method: str, first_byte_timeout_seconds: float, chunk_timeout_seconds: float
+        self,
+        connection: Connection,
+        method: str,
+        first_byte_timeout_seconds: float,
+        chunk_timeout_seconds: float,
+        request_timeout_seconds: float,
     ) -> None:
         self._connection: Connection | None = connection
         self._loop = connection.loop
@@ -137,8 +157,11 @@ class UpstreamResponse:
         self._chunk_timeout_seconds = chunk_timeout_seconds
         # Some engines send the head at once and the first byte after the prefill: each may take that long.
         self._timeout_seconds = first_byte_timeout_seconds
-        self._deadline = self._loop.time() + first_byte_timeout_seconds
-        self._timer = self._loop.call_at(self._deadline, self._look_at_clock)
+        now = self._loop.time()
+        self._deadline = now + first_byte_timeout_seconds
+        """By when something must have come."""
+        self._last_deadline = now + request_timeout_seconds
+        """By when all must have come."""
         self.begun_body = False
         """A byte of the answer itself has come."""
         self._waiter: asyncio.Future[None] | None = None
@@ -209,7 +232,6 @@ class UpstreamResponse:
 
     def close(self) -> None:
         """Hang up, unless the answer is complete; then the connection is already back in the pool."""
-        self._timer.cancel()
         self._sink = None
         if self._connection is not None:
             self._connection.abort()
@@ -265,8 +287,6 @@ class UpstreamResponse:
             if not self.begun_body:
                 self.begun_body = True
                 self._timeout_seconds = self._chunk_timeout_seconds
-                self._timer.cancel()
-                self._timer = self._loop.call_at(self._deadline, self._look_at_clock)
             if self._sink is not None:
                 if not self._sink(payload):
                     self._pause()
@@ -280,7 +300,6 @@ class UpstreamResponse:
             self._finished()
 
     def _finished(self) -> None:
-        self._timer.cancel()
         connection, self._connection = self._connection, None
         if connection is not None:
             if self._paused:
@@ -298,12 +317,15 @@ class UpstreamResponse:
         self.close()
         self._wake()
 
-    def _look_at_clock(self) -> None:
-        now = self._loop.time()
-        if self._paused:  # nothing can come, and it is not the replica's fault
+    def late(self, now: float) -> bool:
+        return now >= self._deadline or now >= self._last_deadline
+
+    def expire(self, now: float) -> None:
+        """Called by the sweep when it is late."""
+        if now >= self._last_deadline:
+            self._fail("timeout", "its answer took longer than requests may")
+        elif self._paused:  # nothing can come, and it is not the replica's fault
             self._deadline = now + self._timeout_seconds
-        if now < self._deadline:
-            self._timer = self._loop.call_at(self._deadline, self._look_at_clock)
         elif self._body is None:
             self._fail("timeout", f"its answer did not begin within {self._timeout_seconds:g} s")
         else:

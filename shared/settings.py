@@ -138,6 +138,7 @@ class RouterSettings:
     connect_timeout_seconds: float = setting(2.0, "to connect to a replica", low=0.01, high=_HOUR_SECONDS)
     first_byte_timeout_seconds: float = setting(300.0, "until a replica's answer begins", low=0.01, high=_DAY_SECONDS)
     chunk_timeout_seconds: float = setting(60.0, "between two pieces of an answer", low=0.01, high=_DAY_SECONDS)
+    request_timeout_seconds: float = setting(3600.0, "until a replica's answer ends", low=0.01, high=_DAY_SECONDS)
     max_retries: int = setting(1, "further replicas tried before the first byte", low=0, high=16)
     expect_cached: bool = setting(False, "let a replica refuse a prompt of which it holds much less than published")
     grace_seconds: float = _grace()

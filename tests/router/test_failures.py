@@ -153,6 +153,36 @@ async def test_silence_before_the_first_byte_is_a_504_and_between_chunks_an_erro
     await eventually(lambda: b.replicas[0].cancelled == 2, what="both upstream requests hung up")
 
 
+async def test_an_answer_that_never_ends_is_ended_and_so_is_one_that_stops_after_its_replica_left(
+    bench: BenchFactory,
+) -> None:
+    async def endless(request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+        response = await open_stream(request)
+        while True:
+            await response.write(b"data: 1\n\n")
+            await asyncio.sleep(0.02)
+
+    b = await bench(1, request_timeout_seconds=0.3)
+    b.replicas[0].behave = endless
+    status, body, _ = await ask(b)
+    assert (status, b"longer than requests may" in body) == (200, True)
+    await b.settled()
+
+    async def stuck(request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+        response = await open_stream(request)
+        await response.write(b"data: 1\n\n")
+        await asyncio.Event().wait()
+        return response
+
+    b = await bench(1, chunk_timeout_seconds=0.3)
+    b.replicas[0].behave = stuck
+    async with b.client.post(b.url, json=chat()) as response:
+        await response.content.readuntil(b"\n\n")
+        b.router._upstream.retain([])
+        assert b"replica_failed" in await response.read()
+    await b.settled()
+
+
 async def test_a_breaker_opens_keeps_the_broken_out_and_lets_one_trial_bring_it_back(bench: BenchFactory) -> None:
     b = await bench(2)
     broken, well = first_in_turn(b)
