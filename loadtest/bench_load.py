@@ -3,7 +3,8 @@
     python -m loadtest.bench_load < job.json > figures.json
 
 Closed loop: every connection sends its next request when the last is answered. Open loop (`rate`): arrivals are
-scheduled beforehand and latency counts from the scheduled time, whatever the server does meanwhile.
+scheduled beforehand and latency counts from the scheduled time, whatever the server does meanwhile. A lost connection,
+or no answer for long, ends the job with an error: it never hangs.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ import random
 import sys
 import time
 from collections import deque
+from functools import partial
 from typing import cast
 from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
 
-from loadtest.bench_prompts import chat_body, system_prompts
+from loadtest.bench_prompts import TAIL_WORDS, chat_body, system_prompts
 from loadtest.process_figures import cpu_seconds
 
-__all__ = ["Figures", "Job"]
+__all__ = ["Figures", "Job", "JobError", "play"]
 
 _DONE = b"data: [DONE]"
 _LAST_CHUNK = b"0\r\n\r\n"
+_LONGEST_SILENCE_SECONDS = 30.0
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -38,6 +41,12 @@ class Job(msgspec.Struct, frozen=True):
     stream: bool = False
     rate: float | None = None
     seed: int = 0
+    tail_words: int = TAIL_WORDS
+    """Of each prompt, beside the system prompt that it shares with others; a word is a token."""
+
+
+class JobError(Exception):
+    """The job cannot be done. The message says why."""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -61,6 +70,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._lost = asyncio.Event()
 
     def ask(self, body: bytes, since: float) -> None:
         self._since = since
@@ -80,7 +90,12 @@ class _Connection(asyncio.Protocol):
             self._run.answered(self, well, ended - self._since)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._lost.set()
         self._run.lost()
+
+    async def close(self) -> None:
+        self._transport.abort()
+        await self._lost.wait()
 
     def _verdict(self) -> bool | None:
         """None until the answer is complete."""
@@ -104,32 +119,55 @@ class _Run:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self._loop = asyncio.get_running_loop()
         self._chooser = random.Random(job.seed)
         systems = system_prompts()
         self._bodies = deque(
-            chat_body(self._chooser.choice(systems), job.seed * 1_000_000 + number, self._chooser, stream=job.stream)
+            chat_body(
+                self._chooser.choice(systems),
+                job.seed * 1_000_000 + number,
+                self._chooser,
+                stream=job.stream,
+                tail_words=job.tail_words,
+            )
             for number in range(job.requests)
         )
         self._idle: list[_Connection] = []
         self._due: deque[float] = deque()
         self._latencies: list[float] = []
         self._failed = 0
-        self._over = asyncio.Event()
+        self._over: asyncio.Future[None] = self._loop.create_future()
 
     async def play(self) -> Figures:
-        loop, job = asyncio.get_running_loop(), self.job
-        for number in range(job.connections):
-            parts = urlsplit(job.urls[number % len(job.urls)])
-            host, port = parts.hostname or "", parts.port or 80
-            _, connection = await loop.create_connection(lambda: _Connection(f"{host}:{port}", self), host, port)  # noqa: B023
-            self._idle.append(connection)
+        """Raises JobError."""
+        connections: list[_Connection] = []
+        try:
+            for number in range(self.job.connections):
+                parts = urlsplit(self.job.urls[number % len(self.job.urls)])
+                host, port = parts.hostname or "", parts.port or 80
+                made = partial(_Connection, f"{host}:{port}", self)
+                connections.append((await self._loop.create_connection(made, host, port))[1])
+            self._idle += connections
+            return await self._measured()
+        finally:
+            self._over.cancel()
+            for connection in connections:
+                await connection.close()
+
+    async def _measured(self) -> Figures:
+        job = self.job
         cpu, begun = _cpu(job), time.perf_counter()
+        arriving = None
         if job.rate is None:
             for connection in self._take_idle():
                 self._send(connection, time.perf_counter())
         else:
-            await self._arrive(job.rate, begun)
-        await self._over.wait()
+            arriving = asyncio.create_task(self._arrive(job.rate, begun))
+        try:
+            await self._ended()
+        finally:
+            if arriving is not None:
+                arriving.cancel()
         ended = time.perf_counter()
         latencies = [1e3 * seconds for seconds in self._latencies]
         return Figures(job.requests, self._failed, ended - begun, _cpu(job) - cpu, latencies)
@@ -138,7 +176,8 @@ class _Run:
         self._latencies.append(seconds)
         self._failed += not well
         if len(self._latencies) == self.job.requests:
-            self._over.set()
+            if not self._over.done():
+                self._over.set_result(None)
         elif self._due:
             self._send(connection, self._due.popleft())
         elif self.job.rate is None and self._bodies:
@@ -147,8 +186,23 @@ class _Run:
             self._idle.append(connection)
 
     def lost(self) -> None:
-        if not self._over.is_set():
-            raise SystemExit("a connection was lost")
+        # An exception that leaves a callback ends nothing: the future is what tells.
+        if not self._over.done():
+            self._over.set_exception(JobError(f"a connection was lost {self._standing}"))
+
+    @property
+    def _standing(self) -> str:
+        return f"after {len(self._latencies)} of {self.job.requests} answers"
+
+    async def _ended(self) -> None:
+        """Raises JobError."""
+        answered = -1
+        while not self._over.done():
+            if len(self._latencies) == answered:
+                raise JobError(f"nothing was answered for {_LONGEST_SILENCE_SECONDS:g} s {self._standing}")
+            answered = len(self._latencies)
+            await asyncio.wait((self._over,), timeout=_LONGEST_SILENCE_SECONDS)
+        self._over.result()
 
     async def _arrive(self, rate: float, begun: float) -> None:
         due = begun
@@ -173,10 +227,14 @@ def _cpu(job: Job) -> float:
     return cpu_seconds(job.pid) if job.pid is not None else 0.0
 
 
-async def _play(job: Job) -> Figures:
+async def play(job: Job) -> Figures:
+    """Raises JobError."""
     return await _Run(job).play()
 
 
 if __name__ == "__main__":
     wanted = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(_play(wanted))))
+    try:
+        sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(play(wanted))))
+    except (JobError, OSError) as error:
+        sys.exit(str(error))

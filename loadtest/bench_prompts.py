@@ -8,12 +8,12 @@ import msgspec
 
 from replica.tiny_tokenizer import vocabulary
 
-__all__ = ["MODEL", "SYSTEM_PROMPTS", "chat_body", "system_prompts"]
+__all__ = ["MODEL", "SYSTEM_PROMPTS", "TAIL_WORDS", "chat_body", "system_prompts"]
 
 MODEL = "tiny"
 SYSTEM_PROMPTS = 40
 _SYSTEM_CHARACTERS = 5600
-_TAIL_WORDS = 40
+TAIL_WORDS = 40
 
 
 def system_prompts() -> list[str]:
@@ -28,9 +28,11 @@ def system_prompts() -> list[str]:
     return prompts
 
 
-def chat_body(system_prompt: str, number: int, chooser: random.Random, *, stream: bool) -> bytes:
+def chat_body(
+    system_prompt: str, number: int, chooser: random.Random, *, stream: bool, tail_words: int = TAIL_WORDS
+) -> bytes:
     """Request `number` of a run: no two have the same last message."""
-    tail = " ".join(chooser.choices(_WORDS, k=_TAIL_WORDS))
+    tail = " ".join(chooser.choices(_WORDS, k=tail_words))
     messages = [
         {"role": "system", "content": system_prompt},
         {"role": "user", "content": f"Question {number}: {tail}"},

@@ -10,6 +10,7 @@ the contestant's own, its children included, and says more than requests per sec
 from __future__ import annotations
 
 import json
+import select
 import shlex
 import socket
 import statistics
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +30,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.bench_hold import longest_wait_seconds
 from loadtest.bench_load import Figures, Job
 from loadtest.bench_upstreams import CHUNKS
 from loadtest.process_figures import resident_bytes
@@ -43,6 +46,8 @@ _SETTLE_SECONDS = 1.5
 """For whoever asks its replicas first whether they are well."""
 _OPEN_LOOP_REQUESTS = 1500
 _STREAM_CONNECTIONS = 200
+_LONG_PROMPT_TOKENS, _LONG_PROMPTS, _LONG_CONNECTIONS = 128_000, 8, 2
+_SOAK_STEP, _SOAK_SEED = 20_000, 10_000
 _MIB = 2**20
 
 
@@ -74,8 +79,10 @@ _ROWS = {
     "added p99 ms": _Row("added_p99_ms", "{:.2f}"),
     "CPU us / stream": _Row("stream_cpu_us", "{:,.0f}"),
     "us / chunk": _Row("chunk_us", "{:.1f}"),
+    "longest hold ms": _Row("hold_ms", "{:,.1f}"),
     "memory MiB": _Row("memory_mib", "{:,.0f}"),
     "grown MiB": _Row("grown_mib", "{:+,.0f}"),
+    "grown in soak MiB": _Row("soak_mib", "{:+,.1f}"),
 }
 
 
@@ -90,6 +97,10 @@ def run(settings: BenchRouterSettings) -> int:
                     errors.print(f"round {number + 1} of {settings.repeats}: {contestant.name}", markup=False)
                     _measure(contestant, settings, seed=1 + number)
                 _add_latencies(contestants)
+            if settings.soak_requests:
+                for contestant in contestants[1:]:
+                    errors.print(f"{settings.soak_requests:,} more requests: {contestant.name}", markup=False)
+                    _soak(contestant, settings)
     except (_BenchError, EmbeddedRedisError) as error:
         errors.print(f"warmroute bench router: {error}", markup=False, soft_wrap=True)
         return 1
@@ -132,6 +143,7 @@ def _measure(contestant: _Contestant, settings: BenchRouterSettings, seed: int) 
     latencies = sorted(_play(contestant, timed).latencies_ms)
     contestant.note("p50_ms", latencies[len(latencies) // 2])
     contestant.note("p99_ms", latencies[len(latencies) * 99 // 100])
+    contestant.note("hold_ms", _hold(contestant, settings, 2 * seed + 2_000))
     streams = settings.requests // 8
     connections = min(_STREAM_CONNECTIONS, streams)
     job = msgspec.structs.replace(base, connections=connections, requests=streams, stream=True, seed=2 * seed + 1)
@@ -144,6 +156,27 @@ def _measure(contestant: _Contestant, settings: BenchRouterSettings, seed: int) 
         )
         contestant.note("memory_mib", resident_bytes(contestant.pid) / _MIB)
         contestant.note("grown_mib", (resident_bytes(contestant.pid) - memory) / _MIB)
+
+
+def _hold(contestant: _Contestant, settings: BenchRouterSettings, seed: int) -> float:
+    """How many milliseconds a small request waited at the longest while very long prompts went through."""
+    job = Job(contestant.urls, None, _LONG_CONNECTIONS, _LONG_PROMPTS, seed=seed, tail_words=_LONG_PROMPT_TOKENS)
+    with ThreadPoolExecutor(1) as executor:
+        playing = executor.submit(_play, contestant, job)
+        longest = longest_wait_seconds(contestant.urls[0], playing.done)
+        playing.result()
+    return 1e3 * longest
+
+
+def _soak(contestant: _Contestant, settings: BenchRouterSettings) -> None:
+    """By how much memory grows after the first requests, each with a prompt of its own."""
+    if contestant.pid is None:
+        return
+    after_first = 0
+    for number in range(max(2, settings.soak_requests // _SOAK_STEP)):
+        _play(contestant, Job(contestant.urls, None, settings.connections, _SOAK_STEP, seed=_SOAK_SEED + number))
+        after_first = after_first or resident_bytes(contestant.pid)
+    contestant.note("soak_mib", (resident_bytes(contestant.pid) - after_first) / _MIB)
 
 
 def _add_latencies(contestants: list[_Contestant]) -> None:
@@ -163,7 +196,8 @@ def _play(contestant: _Contestant, job: Job) -> Figures:
             check=True,
         )
     except subprocess.CalledProcessError as error:
-        raise _BenchError(f"{contestant.name}: {error.stderr.decode().strip().splitlines()[-1]}") from None
+        reason = error.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {error.returncode}"]
+        raise _BenchError(f"{contestant.name}: {reason[-1]}") from None
     except subprocess.TimeoutExpired:
         raise _BenchError(f"{contestant.name} did not answer all requests within {_RUN_SECONDS:g} s") from None
     figures = msgspec.json.decode(done.stdout, type=Figures)
@@ -239,7 +273,8 @@ def _started(arguments: list[str], stdout: int) -> Iterator[subprocess.Popen[str
 
 def _ready_line(process: subprocess.Popen[str]) -> list[str]:
     assert process.stdout is not None
-    word, *urls = process.stdout.readline().split() or [""]
+    there, _, _ = select.select([process.stdout], [], [], _READY_SECONDS)
+    word, *urls = (process.stdout.readline().split() if there else []) or [""]
     if word != "ready":
         raise _BenchError("the bench's replicas do not start")
     return urls

@@ -295,6 +295,9 @@ class BenchRouterSettings:
     repeats: int = setting(5, "rounds, in which all contestants take turns", low=1, high=1000)
     connections: int = setting(32, "connections of the load generator; 200 for streams", low=1, high=4096)
     rate: float = setting(300.0, "requests per second while latency is measured", low=1, high=100_000)
+    soak_requests: int = setting(
+        0, "further requests, over which memory should not grow once 20000 of them are through", low=0, high=10**9
+    )
     replicas: int = setting(4, "number of replicas", low=1, high=64)
     router_flags: str = setting("", "further flags of our router, as one string", metavar="FLAGS")
     peer: tuple[str, ...] = setting((), "URL of another router over the same replicas; repeatable", metavar="URL")
