@@ -124,8 +124,8 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """True: the client still gets its answer."""
-        if self._request is None:
-            return False
+        if self._request is None or self._transport.get_extra_info("sslcontext") is not None:
+            return False  # TLS has no half-closed connections
         if self.begun:
             self._transport.abort()  # it has seen enough
             return False
@@ -325,10 +325,11 @@ class ClientConnection(asyncio.Protocol):
     def _linger(self) -> None:
         """Everything has been said: close once the client has, or soon."""
         self._received, self._framing, self._lingering = b"", None, True
-        if self._half_closed or not self._transport.can_write_eof():
+        if self._half_closed:
             self.close()
             return
-        self._transport.write_eof()
+        if self._transport.can_write_eof():  # not under TLS
+            self._transport.write_eof()
         self._resume_reading()
         self.deadline = self._loop.time() + _LINGER_SECONDS
 

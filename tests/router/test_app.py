@@ -127,3 +127,32 @@ async def _until_ready(client: aiohttp.ClientSession, url: str, status: int = 20
         while answers[-1] != status:
             await asyncio.sleep(0.02)
             await ask()
+
+
+async def test_the_program_itself_tells_who_has_left_from_who_only_ended_sending() -> None:
+    """It runs on another event loop than these tests do."""
+    release = asyncio.Event()
+
+    async def wait(request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+        await release.wait()
+        return web.Response(text="done")
+
+    async with FakeReplica() as replica:
+        replica.behave = wait
+        with program("--port", "0", "--replica", replica.url) as process:
+            url = await asyncio.to_thread(ready_url, process)
+            async with aiohttp.ClientSession() as client:
+                await _until_ready(client, url)
+            host, port = url.removeprefix("http://").split(":")
+            body = json.dumps(chat(False)).encode()
+            sent = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+            (_, leaving), (reader, staying) = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+            for writer in (leaving, staying):
+                writer.write(sent)
+            await eventually(lambda: replica.active == 2, what="both requests at the replica")
+            leaving.close()
+            staying.write_eof()
+            await eventually(lambda: replica.cancelled == 1, what="the request of the one who left is given up")
+            release.set()
+            assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"\r\n\r\ndone")
+            staying.close()
