@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 
 from router.admission import Admission
+from router.api_keys import ApiKeys, ApiKeysError
 from router.block_index import BlockIndex
 from router.candidates import Candidates
 from router.client_connection import ClientLimits
@@ -53,8 +55,9 @@ class Router:
     """One router. An async context manager: within it, it serves on `url`."""
 
     def __init__(self, settings: RouterSettings) -> None:
-        """Raises UnknownPolicyError."""
+        """Raises UnknownPolicyError and ApiKeysError."""
         self._settings = settings
+        self.api_keys = ApiKeys(Path(settings.api_keys)) if settings.api_keys is not None else None
         self._stack = AsyncExitStack()
         self._follower: Follower | None = None
         self.fleet = Fleet()
@@ -132,6 +135,7 @@ class Router:
             self.metrics,
             max_body_bytes=settings.max_body_bytes,
             admin_key=settings.admin_key,
+            admin_open=self.api_keys is None,
         )
         if statics := [self.fleet.add_static(url) for url in settings.replica]:
             probing = asyncio.create_task(Prober(self.fleet, self.health, upstream, statics).run())
@@ -142,7 +146,9 @@ class Router:
             self._follower = Follower(fleet_state, self.fleet, self.index, settings.secret)
             self._follower.start()
             stack.push_async_callback(self._follower.stop)
-        await self._listen(Dispatcher(self._proxy, control))
+        if self.api_keys is not None:
+            stack.push_async_callback(_cancelled, asyncio.create_task(self.api_keys.watch()))
+        await self._listen(Dispatcher(self._proxy, control, self.api_keys))
 
     async def _listen(self, dispatcher: Dispatcher) -> None:
         settings = self._settings
@@ -212,9 +218,14 @@ async def _serve(settings: RouterSettings) -> int:
         async with Router(settings) as router:
             if settings.redis is None and not settings.replica:
                 _logger.warning("no Redis and no --replica: there is nobody to route to")
+            if router.api_keys is not None:
+                loop.add_signal_handler(signal.SIGHUP, router.api_keys.reload)
             say_ready(router.url)
             await stop.wait()
             await router.drain(hurry)
+    except ApiKeysError as error:
+        sys.stderr.write(f"warmroute router: --api-keys {error}\n")
+        return _BAD_USAGE
     except OSError as error:
         advice = "choose another --port" if error.errno == errno.EADDRINUSE else "choose another --host or --port"
         reason = error.strerror or str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from router.fleet import Fleet, FleetReplica, Namespace
@@ -17,7 +18,6 @@ from shared.prompts import EncodedPrompt
 
 __all__ = ["Candidates"]
 
-_PUBLIC_TENANT = ""
 _MOST_ROOTS = 1024
 
 
@@ -30,20 +30,22 @@ class Candidates:
         self._fleet = fleet
         self._health = health
         self._reader = reader
-        self._root_of = lru_cache(_MOST_ROOTS)(partial(namespace_root, tenant=_PUBLIC_TENANT, secret=secret))
+        self._root_of = lru_cache(_MOST_ROOTS)(partial(namespace_root, secret=secret))
         self.view = view
 
-    async def read(self, routing: RoutingFields) -> Request:
-        """Tokens and keys of the prompt, as the replicas that serve its model compute them.
+    async def read(self, routing: RoutingFields, tenant: str = "") -> Request:
+        """Tokens and keys of a tenant's prompt, as the replicas that serve its model compute them.
 
         Raises ApiError 404 for a model that nobody serves, 400 for a prompt that its template refuses.
         """
         self.require_served(routing.model)
+        if tenant and routing.session:  # the same name means another session for another tenant
+            routing = replace(routing, session=f"{tenant}\0{routing.session}")
         namespace = self._namespace(routing.model)
         if namespace is None or namespace.encoder is None:
-            return self._reader.approximate(routing)
+            return self._reader.approximate(routing, tenant)
         # A fleet between two versions of a model is read by the more common one; the others match by promises alone.
-        root = self._root_of(namespace.fingerprint)
+        root = self._root_of(namespace.fingerprint, tenant)
         return await self._reader.exact(routing, namespace.encoder, root, namespace.block_size)
 
     async def tokenize(self, wanted: TokenizeRequest) -> EncodedPrompt | None:

@@ -32,7 +32,18 @@ class Response:
 class ClientRequest:
     """A request whose head has come; its body may still be on the way."""
 
-    __slots__ = ("body", "connection", "fields", "headers", "method", "modern", "path", "persistent", "target")
+    __slots__ = (
+        "body",
+        "connection",
+        "fields",
+        "headers",
+        "method",
+        "modern",
+        "path",
+        "persistent",
+        "target",
+        "tenant",
+    )
 
     def __init__(self, head: RequestHead, connection: ClientConnection) -> None:
         self.connection = connection
@@ -50,6 +61,8 @@ class ClientRequest:
         """HTTP/1.1, not 1.0."""
         self.persistent = head.persistent
         """The client would send more on this connection."""
+        self.tenant = ""
+        """Whose API key came with it; empty where no keys are asked for."""
         self.body: bytes | None = None
         """None while it is on the way: see `read`."""
 

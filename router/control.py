@@ -41,7 +41,7 @@ class _RouteFields(msgspec.Struct):
 
 
 class Control:
-    """`admin_key` empty: admin paths are open, as on a developer's machine."""
+    """`admin_key` empty: admin paths are open, as on a developer's machine, unless API keys are asked for."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Control:
         *,
         max_body_bytes: int,
         admin_key: str,
+        admin_open: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
@@ -66,6 +67,7 @@ class Control:
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._admin_key = admin_key
+        self._admin_open = admin_open and not admin_key
         self._clock = clock
         self._started_at = int(time.time())
 
@@ -115,7 +117,7 @@ class Control:
         if path not in GENERATION_PATHS:
             raise invalid_value("path", f"must be one of {', '.join(GENERATION_PATHS)}")
         routing = parse_routing(path, text)
-        asked = await self._candidates.read(routing)
+        asked = await self._candidates.read(routing, request.tenant)
         now = self._clock()
         try:
             decision = self._placement.decide(
@@ -171,8 +173,10 @@ class Control:
         }
 
     def _require_admin(self, request: ClientRequest) -> None:
-        if not self._admin_key:
+        if self._admin_open:
             return
+        if not self._admin_key:
+            raise ApiError(403, "admin_key_not_set", "this path needs an admin key: start with WARMROUTE_ADMIN_KEY set")
         given = (request.header(b"authorization") or b"").removeprefix(b"Bearer ")
         if not hmac.compare_digest(given, self._admin_key.encode()):
             raise ApiError(401, "invalid_admin_key", "this path needs the admin key as Authorization: Bearer KEY")

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterable
 
+from router.api_keys import ApiKeys
 from router.client_request import ClientRequest, Handler, Response
 from router.control import Control
 from router.exchange import error_response
@@ -20,12 +21,16 @@ _logger = logging.getLogger(__name__)
 _DRAIN_PATH = re.compile(r"/replicas/(?P<id>[^/]+)/(?P<verb>drain|undrain)")
 _ONE_MODEL = "/v1/models/"
 _PASSED_THROUGH = "/v1/"
+_WITHOUT_KEY = frozenset({"/health", "/ready", "/metrics", "/version", "/replicas", "*"})
+"""And the admin paths, which ask for a key of their own."""
 
 
 class Dispatcher:
     """The server's one handler. Every error is an API error in the dialect of its path."""
 
-    def __init__(self, proxy: Proxy, control: Control) -> None:
+    def __init__(self, proxy: Proxy, control: Control, api_keys: ApiKeys | None = None) -> None:
+        """Without `api_keys` every path is open, but for the admin paths."""
+        self._api_keys = api_keys
         self._proxy = proxy
         self._control = control
         self._ids = RequestIds()
@@ -44,9 +49,13 @@ class Dispatcher:
 
     async def __call__(self, request: ClientRequest) -> Response | None:
         path, method = request.path, request.method
-        if method == "POST" and path in self._generating:
-            return await self._proxy.generate(request)
         try:
+            if self._api_keys is not None and path not in _WITHOUT_KEY and not _DRAIN_PATH.fullmatch(path):
+                request.tenant = self._api_keys.tenant_of(
+                    request.header(b"authorization"), request.header(b"x-api-key")
+                )
+            if method == "POST" and path in self._generating:
+                return await self._proxy.generate(request)
             return await self._handler(method, path)(request)
         except ApiError as error:
             return error_response(error, path, self._ids.of(request.header(b"x-request-id")))

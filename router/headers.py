@@ -33,6 +33,7 @@ _HOP_BY_HOP = frozenset(
 # Said anew on the way to a replica: where it goes, how long the body is, and that the body is already here.
 _REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})
 _NOT_SENT_ON = _HOP_BY_HOP | _REWRITTEN
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 # The ids are the router's to say. The second is Anthropic's.
 _NOT_SENT_BACK = _HOP_BY_HOP | {b"x-request-id", b"request-id"}
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
@@ -58,10 +59,12 @@ class RequestIds:
         return f"{self._prefix}-{next(self._numbers):x}"
 
 
-def request_headers(received: RawHeaders, request_id: str, admin_key: bytes = b"") -> bytes:
-    """What goes to the replica, as lines. The cluster's `admin_key` is for this router alone and never goes on."""
+def request_headers(received: RawHeaders, request_id: str, admin_key: bytes = b"", tenant: str = "") -> bytes:
+    """What goes to the replica, as lines. Keys for this router never go on: the `admin_key`, and a tenant's API key."""
     named = [value for name, value in received if name.lower() == b"connection"]
     dropped = _NOT_SENT_ON | _named_by(named) if named else _NOT_SENT_ON
+    if tenant:
+        dropped |= _CREDENTIALS
     lines = []
     for name, value in received:
         lowered = name.lower()
@@ -69,6 +72,8 @@ def request_headers(received: RawHeaders, request_id: str, admin_key: bytes = b"
             continue
         lines.append(b"%b: %b\r\n" % (name, value))
     lines.append(b"x-request-id: %b\r\n" % request_id.encode())
+    if tenant:
+        lines.append(b"x-warmroute-tenant: %b\r\n" % tenant.encode())
     return b"".join(lines)
 
 

@@ -57,10 +57,11 @@ class PromptReader:
             raise ApiError(400, "invalid_prompt", error.message, param=error.param) from None
 
     @staticmethod
-    def approximate(routing: RoutingFields) -> Request:
-        """By the prompt's characters."""
+    def approximate(routing: RoutingFields, tenant: str = "") -> Request:
+        """By the prompt's characters; tenants share nothing, as if each had a model of its own."""
         text = _text(routing.prompt)
-        key = xxhash.xxh3_128_digest(routing.model.encode(errors="replace"))
+        namespace = f"{routing.model}\0{tenant}" if tenant else routing.model
+        key = xxhash.xxh3_128_digest(namespace.encode(errors="replace"))
         keys = []
         for start in range(0, len(text) - _TEXT_BLOCK_BYTES + 1, _TEXT_BLOCK_BYTES):
             key = xxhash.xxh3_128_digest(key + text[start : start + _TEXT_BLOCK_BYTES])

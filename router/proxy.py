@@ -125,7 +125,7 @@ class Proxy:
         body, text = await self._read(request)
         routing = parse_routing(exchange.path, text)
         exchange.model = routing.model
-        asked = await self._candidates.read(routing)
+        asked = await self._candidates.read(routing, request.tenant)
         await self._deliver(self._errand(request, exchange, body, asked))
 
     async def _pass_through(self, request: ClientRequest, exchange: Exchange) -> None:
@@ -144,7 +144,7 @@ class Proxy:
     def _errand(
         self, request: ClientRequest, exchange: Exchange, body: bytes, asked: Request, policy: Policy | None = None
     ) -> _Errand:
-        headers = request_headers(request.headers, exchange.request_id, self._admin_key)
+        headers = request_headers(request.headers, exchange.request_id, self._admin_key, request.tenant)
         return _Errand(request, exchange, headers, body, asked, policy)
 
     async def _deliver(self, errand: _Errand) -> None:

@@ -144,6 +144,7 @@ class RouterSettings:
     grace_seconds: float = _grace()
     log_level: str = _log_level()
     workers: int = setting(1, "processes", low=1, high=1024)
+    api_keys: str | None = setting(None, "TOML file of API keys and their tenants; default: open", metavar="FILE")
     admin_key: str = setting("", "key that admin paths ask for", secret=True)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,89 @@
+"""Tenants by their API keys, from the router to real replicas: each finds its own cache and nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from replica.server import ReplicaServer
+from router.app import Router
+from router.prompt_reader import PromptReader
+from shared.api import CHAT_PATH, parse_routing
+from shared.settings import ReplicaSettings, RouterSettings
+from tests.helpers import eventually
+
+KEYS = {"acme": "sk-acme-0123456789", "globex": "sk-globex-0123456789"}
+STORY = " ".join(f"chapter {number} went on" for number in range(80))
+
+
+class Tenants:
+    def __init__(self, router: Router, client: aiohttp.ClientSession) -> None:
+        self.router = router
+        self._client = client
+
+    async def ask(self, tenant: str, path: str = CHAT_PATH) -> tuple[dict[str, Any], dict[str, str]]:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": STORY}], "max_tokens": 4}
+        given = {"x-api-key": KEYS[tenant]}
+        async with self._client.post(self.router.url + path, json=body, headers=given) as response:
+            assert response.status == 200, await response.text()
+            return await response.json(), {name.lower(): value for name, value in response.headers.items()}
+
+    async def counts(self, tenant: str) -> tuple[int, int]:
+        """Predicted and cached tokens."""
+        _, headers = await self.ask(tenant)
+        return int(headers["x-warmroute-predicted-tokens"]), int(headers["x-warmroute-cached-tokens"])
+
+
+@pytest.fixture(params=["", "a-secret-of-the-cluster"])
+async def tenants(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Tenants]:
+    """A router and one replica, without a cluster secret and with one."""
+    file = tmp_path / "keys.toml"
+    file.write_text("".join(f'[[key]]\nkey = "{key}"\ntenant = "{tenant}"\n' for tenant, key in KEYS.items()))
+    shared: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "redis": redis_url, "secret": request.param}
+    async with AsyncExitStack() as stack:
+        server = ReplicaServer(ReplicaSettings(id="one", engine="sim", blocks=1024, sim_base_seconds=0.001, **shared))
+        await server.listen()
+        stack.push_async_callback(server.stop, 0)
+        await server.load()
+        router = await stack.enter_async_context(Router(RouterSettings(api_keys=str(file), **shared)))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        await eventually(lambda: router.view.step == "exact" and len(router.fleet) == 1, what="exact view")
+        await eventually(lambda: router.fleet.namespaces("tiny")[0].encoder, what="tokenizer fetched")
+        yield Tenants(router, client)
+
+
+async def test_a_tenant_finds_its_own_cache_and_nobody_elses(tenants: Tenants) -> None:
+    def held() -> int:
+        return tenants.router.index.held("one").device.blocks
+
+    assert await tenants.counts("acme") == (0, 0)
+    await eventually(lambda: held() > 10, what="the first tenant's blocks published")
+    first = held()
+    assert await tenants.counts("globex") == (0, 0)
+    await eventually(lambda: held() >= 2 * first, what="the second tenant's blocks published")
+    for tenant in KEYS:
+        predicted, cached = await tenants.counts(tenant)
+        assert predicted > 200
+        assert predicted <= cached < predicted + 16
+
+
+async def test_a_dry_run_shows_a_tenant_its_own_cache_alone(tenants: Tenants) -> None:
+    await tenants.ask("acme")
+    await eventually(lambda: tenants.router.index.held("one").device.blocks > 10, what="blocks published")
+    own, _ = await tenants.ask("acme", "/route")
+    other, _ = await tenants.ask("globex", "/route")
+    assert own["chosen"]["held_tokens"] > 200
+    assert other["chosen"]["held_tokens"] == other["chosen"]["matched_tokens"] == 0
+
+
+def test_without_a_tokenizer_tenants_share_nothing_either() -> None:
+    routing = parse_routing("/v1/completions", b'{"model":"m","prompt":"%b"}' % (b"word " * 200))
+    everyone, acme, globex = (set(PromptReader.approximate(routing, tenant).keys) for tenant in ("", "acme", "globex"))
+    assert len(acme) == len(globex) == len(everyone) == 3
+    assert not acme & globex
+    assert not acme & everyone
