@@ -15,7 +15,6 @@ the file and the entry at fault, never what stands in it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import tomllib
@@ -23,6 +22,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
+from router.file_watch import FileWatch
 from shared.api import ApiError
 from shared.telemetry import fields
 
@@ -31,13 +31,10 @@ __all__ = ["ApiKeys", "ApiKeysError"]
 _logger = logging.getLogger(__name__)
 
 _MOST_FILE_BYTES = 2**24
-_PERIOD_SECONDS = 1.0
 _TENANT = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _SHORTEST_KEY = 16
 _SHAPE = "`key` or `sha256`, and `tenant`, and nothing else"
-
-_Stamp = tuple[int, int, int]
 
 
 class ApiKeysError(Exception):
@@ -50,7 +47,7 @@ class ApiKeys:
     def __init__(self, path: Path) -> None:
         """Raises ApiKeysError."""
         self._path = path
-        self._stamp = _stamp(path)
+        self._watch = FileWatch(path)
         self._tenants: Mapping[bytes, str] = _read(path)
 
     def tenant_of(self, authorization: bytes | None, x_api_key: bytes | None) -> str:
@@ -68,7 +65,6 @@ class ApiKeys:
 
     def reload(self) -> None:
         """Take the file's keys; where it cannot be used, keep the ones there are."""
-        self._stamp = _stamp(self._path)
         try:
             self._tenants = _read(self._path)
         except ApiKeysError as error:
@@ -78,19 +74,7 @@ class ApiKeys:
 
     async def watch(self) -> None:
         """Reload whenever the file has changed, until cancelled."""
-        while True:
-            await asyncio.sleep(_PERIOD_SECONDS)
-            if _stamp(self._path) != self._stamp:
-                self.reload()
-
-
-def _stamp(path: Path) -> _Stamp | None:
-    """Differs once the file has been written or replaced; None where there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+        await self._watch.run(self.reload)
 
 
 def _read(path: Path) -> dict[bytes, str]:

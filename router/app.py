@@ -34,6 +34,7 @@ from router.policies import UnknownPolicyError, build_policy
 from router.prober import Prober
 from router.prompt_reader import PromptReader
 from router.proxy import Limits, Proxy
+from router.tls import ServerTls, TlsError, replica_context
 from router.upstream import Upstream
 from shared.fleet_state import FleetState
 from shared.settings import RouterSettings
@@ -55,9 +56,11 @@ class Router:
     """One router. An async context manager: within it, it serves on `url`."""
 
     def __init__(self, settings: RouterSettings) -> None:
-        """Raises UnknownPolicyError and ApiKeysError."""
+        """Raises UnknownPolicyError, ApiKeysError and TlsError."""
         self._settings = settings
         self.api_keys = ApiKeys(Path(settings.api_keys)) if settings.api_keys is not None else None
+        self.tls = _server_tls(settings)
+        self._replica_tls = replica_context(Path(settings.tls_ca)) if settings.tls_ca else None
         self._stack = AsyncExitStack()
         self._follower: Follower | None = None
         self.fleet = Fleet()
@@ -88,6 +91,15 @@ class Router:
             return _BLIND if any(replica.publishes for replica in self.fleet) else _APPROXIMATE
         return EXACT if step == "exact" else _STALE
 
+    @property
+    def _watched(self) -> list[ApiKeys | ServerTls]:
+        return [watched for watched in (self.api_keys, self.tls) if watched is not None]
+
+    def reload(self) -> None:
+        """Read again what may be replaced while serving; what cannot be used leaves what was valid before."""
+        for watched in self._watched:
+            watched.reload()
+
     async def drain(self, hurry: asyncio.Event) -> None:
         """No new requests; those in flight end by themselves, or when the grace or the patience is over."""
         self.admission.closed = True
@@ -111,6 +123,7 @@ class Router:
                 first_byte_timeout_seconds=settings.first_byte_timeout_seconds,
                 chunk_timeout_seconds=settings.chunk_timeout_seconds,
                 request_timeout_seconds=settings.request_timeout_seconds,
+                tls=self._replica_tls,
             )
         )
         self._upstream = upstream
@@ -146,8 +159,8 @@ class Router:
             self._follower = Follower(fleet_state, self.fleet, self.index, settings.secret)
             self._follower.start()
             stack.push_async_callback(self._follower.stop)
-        if self.api_keys is not None:
-            stack.push_async_callback(_cancelled, asyncio.create_task(self.api_keys.watch()))
+        for watched in self._watched:
+            stack.push_async_callback(_cancelled, asyncio.create_task(watched.watch()))
         await self._listen(Dispatcher(self._proxy, control, self.api_keys))
 
     async def _listen(self, dispatcher: Dispatcher) -> None:
@@ -162,10 +175,10 @@ class Router:
             idle_timeout_seconds=settings.idle_timeout_seconds,
         )
         server = ClientServer(dispatcher, limits)
-        port = await server.listen(settings.host, settings.port)
+        port = await server.listen(settings.host, settings.port, self.tls.context if self.tls is not None else None)
         self._stack.push_async_callback(server.close, _LAST_WORDS_SECONDS)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        self.url = f"http://{host}:{port}"
+        self.url = f"{'http' if self.tls is None else 'https'}://{host}:{port}"
 
     def _retain(self) -> None:
         ids = {replica.id for replica in self.fleet}
@@ -218,13 +231,13 @@ async def _serve(settings: RouterSettings) -> int:
         async with Router(settings) as router:
             if settings.redis is None and not settings.replica:
                 _logger.warning("no Redis and no --replica: there is nobody to route to")
-            if router.api_keys is not None:
-                loop.add_signal_handler(signal.SIGHUP, router.api_keys.reload)
+            if router.api_keys is not None or router.tls is not None:
+                loop.add_signal_handler(signal.SIGHUP, router.reload)
             say_ready(router.url)
             await stop.wait()
             await router.drain(hurry)
-    except ApiKeysError as error:
-        sys.stderr.write(f"warmroute router: --api-keys {error}\n")
+    except (ApiKeysError, TlsError) as error:
+        sys.stderr.write(f"warmroute router: {error}\n")
         return _BAD_USAGE
     except OSError as error:
         advice = "choose another --port" if error.errno == errno.EADDRINUSE else "choose another --host or --port"
@@ -238,6 +251,12 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+
+
+def _server_tls(settings: RouterSettings) -> ServerTls | None:
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    return ServerTls(Path(settings.tls_certificate), Path(settings.tls_key))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

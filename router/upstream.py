@@ -49,7 +49,9 @@ class Upstream:
         first_byte_timeout_seconds: float,
         chunk_timeout_seconds: float,
         request_timeout_seconds: float,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`tls` is for `https://` replicas; by default the system's authorities are believed."""
         self._connect_timeout_seconds = connect_timeout_seconds
         self._first_byte_timeout_seconds = first_byte_timeout_seconds
         self._chunk_timeout_seconds = chunk_timeout_seconds
@@ -57,7 +59,7 @@ class Upstream:
         self._pools: defaultdict[_Origin, ConnectionPool] = defaultdict(ConnectionPool)
         self._leaving: list[ConnectionPool] = []
         """Of places that are gone, where answers may still be on their way."""
-        self._tls: ssl.SSLContext | None = None
+        self._tls = tls
         self._loop: asyncio.AbstractEventLoop
         self._sweep: asyncio.TimerHandle
 
@@ -152,6 +154,9 @@ class Upstream:
                 return connected
         except TimeoutError:
             raise UpstreamError("unreachable", "it could not be reached in time") from None
+        except ssl.SSLCertVerificationError as error:
+            message = f"its certificate is not believed ({error.verify_message}): see --tls-ca"
+            raise UpstreamError("unreachable", message) from None
         except (OSError, UnicodeError) as error:
             raise UpstreamError("unreachable", f"it cannot be reached ({type(error).__name__})") from None
 

@@ -144,6 +144,11 @@ class RouterSettings:
     grace_seconds: float = _grace()
     log_level: str = _log_level()
     workers: int = setting(1, "processes", low=1, high=1024)
+    tls_certificate: str | None = setting(None, "PEM file of this router's certificate chain", metavar="FILE")
+    tls_key: str | None = setting(None, "PEM file of the certificate's key", metavar="FILE")
+    tls_ca: str | None = setting(
+        None, "PEM file of authorities for https:// replicas; default: the system's", metavar="FILE"
+    )
     api_keys: str | None = setting(None, "TOML file of API keys and their tenants; default: open", metavar="FILE")
     admin_key: str = setting("", "key that admin paths ask for", secret=True)
 
@@ -151,6 +156,8 @@ class RouterSettings:
         _check_name("--cluster", self.cluster)
         if self.workers > 1:
             raise SettingsError("--workers above 1 is not supported yet; run several routers side by side instead")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise SettingsError("--tls-certificate and --tls-key are of use together only: give both or neither")
         for url in self.replica:
             _check_url("--replica", url, ("http", "https"))
         _check_redis(self.redis)
