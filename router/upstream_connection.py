@@ -7,6 +7,7 @@ idle --send--> head --> body --> complete --> idle again, back in its pool
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Literal, cast
 
@@ -66,7 +67,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: ConnectionPool) -> None:
         self.loop = loop
-        self.idle_since = 0.0
+        self.idle_since = math.inf
         self._pool = pool
         self._response: UpstreamResponse | None = None
         self._transport: asyncio.Transport
@@ -80,6 +81,9 @@ class Connection(asyncio.Protocol):
         self._pool.open.add(self)
 
     def send(self, response: UpstreamResponse, head: bytes, body: bytes) -> None:
+        """Raises UpstreamError where the connection is no more, and nobody would tell `response`."""
+        if not self.usable:
+            raise UpstreamError("broken", "it hung up before it was asked")
         self._response = response
         if len(body) <= _MOST_JOINED:
             self._transport.write(head + body)
