@@ -34,6 +34,7 @@ from router.policies import UnknownPolicyError, build_policy
 from router.prober import Prober
 from router.prompt_reader import PromptReader
 from router.proxy import Limits, Proxy
+from router.public_prompts import PublicPrompts
 from router.tls import ServerTls, TlsError, replica_context
 from router.upstream import Upstream
 from shared.fleet_state import FleetState
@@ -128,7 +129,9 @@ class Router:
         )
         self._upstream = upstream
         self.fleet.subscribe(self._retain)
-        candidates = Candidates(self.fleet, self.health, PromptReader(executor), lambda: self.view, settings.secret)
+        public = PublicPrompts(Path(settings.public_prefixes), settings.secret) if settings.public_prefixes else None
+        reader = PromptReader(executor)
+        candidates = Candidates(self.fleet, self.health, reader, lambda: self.view, settings.secret, public)
         self._proxy = Proxy(
             candidates,
             self.placement,

@@ -11,6 +11,7 @@ from router.health import Health
 from router.placement import View
 from router.policies.base import Request
 from router.prompt_reader import PromptReader
+from router.public_prompts import PublicPrompts
 from shared.api import ApiError, RoutingFields, TokenizeRequest
 from shared.api_errors import model_not_found, not_ready
 from shared.blocks import namespace_root
@@ -25,8 +26,16 @@ class Candidates:
     """`view` tells the rung of the ladder the router stands on now."""
 
     def __init__(
-        self, fleet: Fleet, health: Health, reader: PromptReader, view: Callable[[], View], secret: str
+        self,
+        fleet: Fleet,
+        health: Health,
+        reader: PromptReader,
+        view: Callable[[], View],
+        secret: str,
+        public: PublicPrompts | None = None,
     ) -> None:
+        """`public` is what tenants share, if anything."""
+        self._public = public
         self._fleet = fleet
         self._health = health
         self._reader = reader
@@ -46,7 +55,8 @@ class Candidates:
             return self._reader.approximate(routing, tenant)
         # A fleet between two versions of a model is read by the more common one; the others match by promises alone.
         root = self._root_of(namespace.fingerprint, tenant)
-        return await self._reader.exact(routing, namespace.encoder, root, namespace.block_size)
+        begins = partial(self._public.of(namespace).namespace, tenant) if self._public is not None and tenant else None
+        return await self._reader.exact(routing, namespace.encoder, root, namespace.block_size, begins)
 
     async def tokenize(self, wanted: TokenizeRequest) -> EncodedPrompt | None:
         """None where this router does not have the model's tokenizer. Raises ApiError 400 as `read` does."""

@@ -7,7 +7,7 @@ prompt's text is cut into blocks of characters and chained the same way: good fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +18,7 @@ from router.policies.base import Request
 from shared.api import ApiError, RoutingFields
 from shared.blocks import BlockKey, PublishedKey, published_key
 from shared.prompts import ChatPrompt, EncodedPrompt, PromptEncoder, PromptError, PromptInput, TextPrompt
+from shared.public_prefixes import Namespace
 
 __all__ = ["PromptReader"]
 
@@ -36,10 +37,18 @@ class PromptReader:
     def __init__(self, executor: ThreadPoolExecutor) -> None:
         self._executor = executor
 
-    async def exact(self, routing: RoutingFields, encoder: PromptEncoder, root: BlockKey, block_size: int) -> Request:
-        """Raises ApiError, as `encode` does."""
+    async def exact(
+        self,
+        routing: RoutingFields,
+        encoder: PromptEncoder,
+        root: BlockKey,
+        block_size: int,
+        begins: Callable[[Sequence[int]], Namespace] | None = None,
+    ) -> Request:
+        """`begins` tells where keys begin if not all at `root`. Raises ApiError, as `encode` does."""
         encoded = await self.encode(encoder, routing.prompt)
-        keys = encoder.keys(encoded, root, block_size)
+        namespace = Namespace(root) if begins is None else begins(encoded.token_ids)
+        keys = encoder.keys_in(encoded, namespace, block_size)
         affinity = b"" if keys else _digest(encoded.token_ids)
         return _request(routing, encoded.token_count, keys, block_size, affinity)
 

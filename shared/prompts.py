@@ -28,6 +28,7 @@ from shared.byte_lru import ByteLru
 from shared.chat_template import ChatTemplate, PromptError
 from shared.incremental_decoder import IncrementalDecoder
 from shared.key_memo import KeyMemo, Run
+from shared.public_prefixes import Namespace
 from shared.text_runs import MIN_RUN_CHARACTERS, TextRuns
 from shared.tokenizer_bundle import BundleError, TokenizerBundle
 
@@ -110,6 +111,15 @@ class EncodedPrompt:
     def token_ids(self) -> list[int]:
         return list(itertools.chain.from_iterable(run.ids for run in self.runs))
 
+    def behind(self, tokens: int) -> EncodedPrompt:
+        """What follows the first `tokens`."""
+        runs, left = [], tokens
+        for run in self.runs:
+            if left < len(run.ids):
+                runs.append(run if left == 0 else Run(run.ids[left:], None))
+            left = max(0, left - len(run.ids))
+        return EncodedPrompt(tuple(runs), max(0, self.token_count - tokens))
+
 
 class _NewRun:
     """A piece of the prompt that the memo does not hold: its text until it is tokenized, then its ids too."""
@@ -188,6 +198,14 @@ class PromptEncoder:
     def keys(self, encoded: EncodedPrompt, root: BlockKey, block_size: int) -> list[PublishedKey]:
         """The published keys of all full blocks, in order; quick where the prompt's beginning has been seen."""
         return self._key_memo.keys(encoded.runs, root, block_size)
+
+    def keys_in(self, encoded: EncodedPrompt, namespace: Namespace, block_size: int) -> list[PublishedKey]:
+        """Likewise, where the prompt may begin with blocks that all tenants share."""
+        keys, branch = self.keys(encoded, namespace.root, block_size), namespace.branch
+        if branch is None:
+            return keys
+        private = encoded.behind(branch.blocks * block_size)
+        return keys[: branch.blocks] + self.keys(private, branch.root, block_size)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

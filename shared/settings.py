@@ -110,6 +110,11 @@ def _dtype() -> Any:
     return setting("auto", "number format of weights and KV", choices=("auto", "float32", "bfloat16", "float16"))
 
 
+def _public_prefixes() -> Any:
+    help_line = "file of prompt beginnings that all tenants share, one JSON body a line; the same in the whole fleet"
+    return setting(None, help_line, metavar="FILE")
+
+
 def _token_budget() -> Any:
     return setting(512, "most tokens computed in one step", low=1, high=2**20)
 
@@ -149,6 +154,7 @@ class RouterSettings:
     tls_ca: str | None = setting(
         None, "PEM file of authorities for https:// replicas; default: the system's", metavar="FILE"
     )
+    public_prefixes: str | None = _public_prefixes()
     api_keys: str | None = setting(None, "TOML file of API keys and their tenants; default: open", metavar="FILE")
     admin_key: str = setting("", "key that admin paths ask for", secret=True)
 
@@ -190,9 +196,7 @@ class ReplicaSettings:
     device: str = _device()
     dtype: str = _dtype()
     threads: int | None = _threads()
-    public_prefixes: str | None = setting(
-        None, "file of prompt beginnings that all tenants share, one JSON body a line", metavar="FILE"
-    )
+    public_prefixes: str | None = _public_prefixes()
     max_body_bytes: int = setting(64 * _MIB, "largest request body", low=1024, high=2**31)
     grace_seconds: float = _grace()
     log_level: str = _log_level()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from replica.server import ReplicaServer
@@ -38,13 +39,27 @@ class Tenants:
         _, headers = await self.ask(tenant)
         return int(headers["x-warmroute-predicted-tokens"]), int(headers["x-warmroute-cached-tokens"])
 
+    async def published(self, blocks: int) -> None:
+        await eventually(lambda: self.router.index.held("one").device.blocks == blocks, what=f"{blocks} blocks known")
 
-@pytest.fixture(params=["", "a-secret-of-the-cluster"])
-async def tenants(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Tenants]:
-    """A router and one replica, without a cluster secret and with one."""
-    file = tmp_path / "keys.toml"
+
+PUBLIC = STORY[: len(STORY) // 2]
+_BLOCKS, _PUBLIC_BLOCKS = 34, 16
+"""That the prompt fills, and those of them that are public where an operator says so."""
+
+
+@asynccontextmanager
+async def fleet(redis_url: str, folder: Path, secret: str = "", public: str | None = None) -> AsyncIterator[Tenants]:
+    """A router and one replica."""
+    file = folder / "keys.toml"
     file.write_text("".join(f'[[key]]\nkey = "{key}"\ntenant = "{tenant}"\n' for tenant, key in KEYS.items()))
-    shared: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "redis": redis_url, "secret": request.param}
+    shared: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": 0,
+        "redis": redis_url,
+        "secret": secret,
+        "public_prefixes": public,
+    }
     async with AsyncExitStack() as stack:
         server = ReplicaServer(ReplicaSettings(id="one", engine="sim", blocks=1024, sim_base_seconds=0.001, **shared))
         await server.listen()
@@ -57,28 +72,42 @@ async def tenants(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest
         yield Tenants(router, client)
 
 
-async def test_a_tenant_finds_its_own_cache_and_nobody_elses(tenants: Tenants) -> None:
-    def held() -> int:
-        return tenants.router.index.held("one").device.blocks
+@pytest.fixture(params=["", "a-secret-of-the-cluster"])
+async def tenants(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Tenants]:
+    async with fleet(redis_url, tmp_path, request.param) as started:
+        yield started
 
+
+async def test_a_tenant_finds_its_own_cache_and_nobody_elses(tenants: Tenants) -> None:
     assert await tenants.counts("acme") == (0, 0)
-    await eventually(lambda: held() > 10, what="the first tenant's blocks published")
-    first = held()
+    await tenants.published(_BLOCKS)
     assert await tenants.counts("globex") == (0, 0)
-    await eventually(lambda: held() >= 2 * first, what="the second tenant's blocks published")
+    await tenants.published(2 * _BLOCKS)
     for tenant in KEYS:
-        predicted, cached = await tenants.counts(tenant)
-        assert predicted > 200
-        assert predicted <= cached < predicted + 16
+        assert await tenants.counts(tenant) == (16 * _BLOCKS, 16 * _BLOCKS)
 
 
 async def test_a_dry_run_shows_a_tenant_its_own_cache_alone(tenants: Tenants) -> None:
     await tenants.ask("acme")
-    await eventually(lambda: tenants.router.index.held("one").device.blocks > 10, what="blocks published")
+    await tenants.published(_BLOCKS)
     own, _ = await tenants.ask("acme", "/route")
     other, _ = await tenants.ask("globex", "/route")
-    assert own["chosen"]["held_tokens"] > 200
+    assert own["chosen"]["held_tokens"] == 16 * _BLOCKS
     assert other["chosen"]["held_tokens"] == other["chosen"]["matched_tokens"] == 0
+
+
+async def test_what_is_public_is_predicted_for_every_tenant_as_replicas_count_it(
+    redis_url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "public.jsonl"
+    file.write_bytes(msgspec.json.encode({"messages": [{"role": "user", "content": PUBLIC}]}))
+    async with fleet(redis_url, tmp_path, "a-secret-of-the-cluster", str(file)) as tenants:
+        assert await tenants.counts("acme") == (0, 0)
+        await tenants.published(_BLOCKS)
+        assert await tenants.counts("globex") == (16 * _PUBLIC_BLOCKS, 16 * _PUBLIC_BLOCKS)
+        await tenants.published(2 * _BLOCKS - _PUBLIC_BLOCKS)
+        for tenant in KEYS:
+            assert await tenants.counts(tenant) == (16 * _BLOCKS, 16 * _BLOCKS)
 
 
 def test_without_a_tokenizer_tenants_share_nothing_either() -> None:
