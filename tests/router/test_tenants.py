@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replica.server import ReplicaServer
+from replica.tiny_tokenizer import tiny_bundle
 from router.app import Router
 from router.prompt_reader import PromptReader
 from shared.api import CHAT_PATH, parse_routing
+from shared.blocks import block_keys, published_key
+from shared.key_memo import Run
+from shared.prompts import EncodedPrompt, PromptEncoder
+from shared.public_prefixes import PublicPrefixes
 from shared.settings import ReplicaSettings, RouterSettings
 from tests.helpers import eventually
 
@@ -41,6 +50,9 @@ class Tenants:
 
     async def published(self, blocks: int) -> None:
         await eventually(lambda: self.router.index.held("one").device.blocks == blocks, what=f"{blocks} blocks known")
+
+
+_ENCODER, _SERIALS = PromptEncoder(tiny_bundle()), count(10**9)
 
 
 PUBLIC = STORY[: len(STORY) // 2]
@@ -116,3 +128,23 @@ def test_without_a_tokenizer_tenants_share_nothing_either() -> None:
     assert len(acme) == len(globex) == len(everyone) == 3
     assert not acme & globex
     assert not acme & everyone
+
+
+@given(
+    runs=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=20), max_size=8),
+    public_tokens=st.integers(0, 80),
+    block_size=st.integers(1, 8),
+)
+def test_keys_branch_where_what_is_public_ends_however_the_prompt_is_cut(
+    runs: list[list[int]], public_tokens: int, block_size: int
+) -> None:
+    prompt = EncodedPrompt(tuple(Run(array("I", run), next(_SERIALS)) for run in runs), sum(len(run) for run in runs))
+    tokens = prompt.token_ids
+    namespace = PublicPrefixes("model", block_size, "", [tokens[:public_tokens]]).namespace("acme", tokens)
+    blocks = 0 if namespace.branch is None else namespace.branch.blocks
+    expected = block_keys(namespace.root, tokens[: blocks * block_size] if blocks else tokens, block_size)
+    if namespace.branch is not None:
+        expected += block_keys(namespace.branch.root, tokens[blocks * block_size :], block_size)
+    assert blocks == min(public_tokens, len(tokens)) // block_size
+    for _ in range(2):  # computed, and remembered
+        assert _ENCODER.keys_in(prompt, namespace, block_size) == [published_key(key) for key in expected]
