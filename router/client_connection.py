@@ -151,7 +151,8 @@ class ClientConnection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         """Part of the answer. To a client that has left, nothing is written: its handler is about to be cancelled."""
         self.begun = True
-        self._transport.write(data)
+        if not self._transport.is_closing():  # uvloop's raises where asyncio's takes no notice
+            self._transport.write(data)
 
     async def drained(self) -> None:
         """Return once the client has taken most of what was written."""
@@ -171,7 +172,8 @@ class ClientConnection(asyncio.Protocol):
         """Of the present request. Raises ApiError."""
         framing = self._framing
         assert self._request is not None
-        if framing is not None and self._body_error is None and self._expects(self._request):
+        asked_for = framing is not None and self._body_error is None and self._expects(self._request)
+        if asked_for and not self._transport.is_closing():
             self._transport.write(_CONTINUE)
         self._body_asked = True
         self._resume_reading()

@@ -172,14 +172,13 @@ def body_of(head: Head, method: str) -> Body:
     """How the body is framed. Raises MalformedError."""
     if method == "HEAD" or head.status in (204, 304):
         return Counted(0)
-    codings, lengths = head.all(b"transfer-encoding"), set(head.all(b"content-length"))
+    codings, lengths = head.all(b"transfer-encoding"), head.all(b"content-length")
     if codings:
         if [coding.lower() for coding in codings] != [b"chunked"] or lengths:
             raise MalformedError("its body is framed in two ways, or in an unknown one")
         return Chunked()
     if not lengths:
         return UntilClosed()
-    length = lengths.pop()
-    if lengths or not _LENGTH.fullmatch(length):
+    if len(lengths) > 1 or not _LENGTH.fullmatch(lengths[0]):
         raise MalformedError("its body has no single length")
-    return Counted(int(length))
+    return Counted(int(lengths[0]))

@@ -333,3 +333,19 @@ async def test_requests_are_the_same_wherever_the_network_cuts_them() -> None:
                 await asyncio.sleep(0)
         await eventually(lambda: len(seen) == len(bodies))  # noqa: B023
         assert seen == bodies
+
+
+async def test_to_a_client_that_has_hung_up_nothing_is_written() -> None:
+    class Closed(_Transport):
+        def is_closing(self) -> bool:
+            return True
+
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            raise RuntimeError("the handler is closed")  # as uvloop's says
+
+    async def handle(request: ClientRequest) -> Response:
+        return Response()
+
+    connection = ClientConnection(asyncio.get_running_loop(), handle, LIMITS, set())
+    connection.connection_made(Closed())
+    connection.write(b"data: 1\n\n")
