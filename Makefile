@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 COMPOSE := $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup demo up test test-compose lint format bench gpu-check images clean
+.PHONY: help setup demo up test test-compose lint format bench soak gpu-check images clean
 
 help:
 	@echo "make demo          two real replicas and a router; compares cache-aware with round robin; prints the report's path"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-compose  builds the Compose cluster, tests it for real, takes it down"
 	@echo "make lint          ruff, mypy, import-linter      make format   rewrites files to ruff's taste"
 	@echo "make bench         measures this machine          make clean    removes what make made"
+	@echo "make soak          10 minutes of mixed load with faults, then a verdict on what leaks (SOAK='--seconds 60')"
 	@echo "make gpu-check     on a machine with a GPU: checks kernels, answers and transfers in a few minutes"
 
 setup: $(READY)
@@ -53,6 +54,9 @@ images: setup
 
 bench: setup
 	@$(BIN)/warmroute bench
+
+soak: setup
+	@$(BIN)/python -m loadtest.soak $(SOAK)
 
 gpu-check: setup
 	@$(BIN)/python -m loadtest.gpu_check
