@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import secrets
 import signal
 import sys
 import time
@@ -35,8 +36,10 @@ from router.prober import Prober
 from router.prompt_reader import PromptReader
 from router.proxy import Limits, Proxy
 from router.public_prompts import PublicPrompts
+from router.shared_work import Journal, OthersWork
 from router.tls import ServerTls, TlsError, replica_context
 from router.upstream import Upstream
+from router.work_exchange import WorkExchange
 from shared.fleet_state import FleetState
 from shared.settings import RouterSettings
 from shared.supervisor import say_ready
@@ -68,7 +71,10 @@ class Router:
         self.index = BlockIndex()
         self.health = Health()
         self.admission = Admission(settings.max_in_flight)
-        self.placement = Placement(self.index, build_policy(settings.policy), build_policy("consistent-hash"))
+        self._journal = Journal(secrets.token_hex(8)) if settings.redis is not None else None
+        self.placement = Placement(
+            self.index, build_policy(settings.policy), build_policy("consistent-hash"), journal=self._journal
+        )
         self.metrics = RouterMetrics(lambda: self.admission.in_flight, self._figures)
         self.url = ""
         self._proxy: Proxy
@@ -162,9 +168,17 @@ class Router:
             self._follower = Follower(fleet_state, self.fleet, self.index, settings.secret)
             self._follower.start()
             stack.push_async_callback(self._follower.stop)
+            self._share_work(fleet_state)
         for watched in self._watched:
             stack.push_async_callback(_cancelled, asyncio.create_task(watched.watch()))
         await self._listen(Dispatcher(self._proxy, control, self.api_keys))
+
+    def _share_work(self, fleet_state: FleetState) -> None:
+        assert self._journal is not None
+        others = OthersWork(self.placement.ledger, lambda replica_id: self.fleet.get(replica_id) is not None)
+        exchange = WorkExchange(fleet_state, self._journal, others)
+        exchange.start()
+        self._stack.push_async_callback(exchange.stop)
 
     async def _listen(self, dispatcher: Dispatcher) -> None:
         settings = self._settings

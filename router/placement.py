@@ -20,6 +20,7 @@ from router.guards import Guards
 from router.ledger import Dispatch, Ledger
 from router.policies.base import Candidate, Policy, Request
 from router.sent_view import SentView
+from router.shared_work import Journal
 from router.trust import Trust
 from shared.blocks import PublishedKey
 from shared.fleet_state import CostCoefficients, ReplicaLoad
@@ -130,8 +131,12 @@ class Placement:
         ledger: Ledger | None = None,
         cost_model: CostModel | None = None,
         guards: Guards | None = None,
+        journal: Journal | None = None,
     ) -> None:
-        """`fallback` decides while `policy` reads the view of the cache and there is none worth reading."""
+        """`fallback` decides while `policy` reads the view of the cache and there is none worth reading.
+
+        `journal` is told of every attempt, for the other routers.
+        """
         self._index = index
         self._policy = policy
         self._fallback = fallback
@@ -139,6 +144,7 @@ class Placement:
         self.cost_model = cost_model or CostModel()
         self.trust = Trust()
         self._guards = guards or Guards()
+        self._journal = journal
         self._sent = SentView()
         self._sent_unseen = SentView()
         """To replicas that do publish, since their news stopped coming in: until they tell it themselves."""
@@ -184,6 +190,8 @@ class Placement:
             promised=request.keys[chosen.held_blocks :],
             streamed=request.streamed,
         )
+        if self._journal is not None:
+            self._journal.dispatched(dispatch)
         if decision.policy == self._policy.name:
             self._policy.placed(request, chosen.replica_id)
         return Attempt(request, replica, decision, dispatch)
@@ -194,6 +202,8 @@ class Placement:
             return
         request, chosen = attempt.request, attempt.decision.chosen
         served_seconds = self.ledger.first_token(attempt.dispatch, now)
+        if self._journal is not None:
+            self._journal.first_token(attempt.dispatch)
         attempt.cached_tokens = cached_tokens
         if cached_tokens is not None:
             self.trust.observe(chosen.replica_id, chosen.held_tokens, cached_tokens, request.block_size)
@@ -214,6 +224,8 @@ class Placement:
     def finish(self, attempt: Attempt, now: float) -> None:
         """The attempt is over, served or not: everything counted for it is released, its promises are dropped."""
         self.ledger.release(attempt.dispatch, now)
+        if self._journal is not None:
+            self._journal.ended(attempt.dispatch)
 
     def retain(self, replica_ids: Collection[str]) -> None:
         """Forget what is kept for replicas that left the fleet; requests under way there stay counted."""

@@ -70,12 +70,12 @@ RENEW_SECONDS = 1.0
 _LEFTOVERS_SECONDS = 600
 """How long what a vanished replica published stays, should nobody clean up."""
 _LOG_ENTRIES = 1024
-_WORK_ENTRIES = 8192
+_WORK_ENTRIES = 1024
 LOG_READ_ENTRIES = 64
 """Of each log in one read, which bounds what an answer can hold."""
 _WORK_READ_BATCHES = 256
 _KEYS_PER_COMMAND = 4096
-_CONNECTIONS = 4
+_CONNECTIONS = 6
 
 # One answer of four strings instead of one of a hundred thousand: the client parses replies in Python.
 _SNAPSHOT = """
@@ -272,29 +272,30 @@ class FleetState:
 
     # Work under way
 
-    async def append_work(self, batch: WorkBatch) -> None:
-        with _unavailable():
-            await self._redis.xadd(
-                self._prefix + "work",
-                cast("dict[Any, Any]", encode_work(batch)),
-                maxlen=_WORK_ENTRIES,
-                approximate=True,
-            )
+    async def exchange_work(self, router_id: str, batch: WorkBatch | None, after: str | None) -> WorkRead:
+        """Tell others this router's `batch`, if there is one, and read theirs after that position, in one round trip.
 
-    async def read_work(self, after: str | None, block_ms: int) -> WorkRead:
-        """Batches after this position; None asks for the present end of the stream, and for no batches."""
+        None asks for the present end of the stream, and for no batches. Does not wait for any to come.
+        """
         stream = self._prefix + "work"
         with _unavailable():
-            if after is None:
-                newest = await _answer(self._redis.xrevrange(stream, count=1))
-                return WorkRead(newest[0][0].decode() if newest else "0-0", [])
-            answer = await self._xread({stream: after}, _WORK_READ_BATCHES, block_ms)
+            async with self._redis.pipeline(transaction=False) as pipe:
+                if after is None:
+                    pipe.xrevrange(stream, count=1)
+                else:
+                    pipe.xread({stream: after}, count=_WORK_READ_BATCHES)
+                if batch is not None:
+                    fields = cast("dict[Any, Any]", encode_work(batch, self._secret))
+                    pipe.xadd(stream, fields, maxlen=_WORK_ENTRIES, approximate=True)
+                answer = (await _execute(pipe))[0]
+        if after is None:
+            return WorkRead(answer[0][0].decode() if answer else "0-0", [])
         batches = []
-        for _, items in answer:
-            for entry_id, fields in items:
+        for _, items in answer or ():
+            for entry_id, entry in items:
                 after = entry_id.decode()
-                if batch := decode_work(fields):
-                    batches.append(batch)
+                if entry.get(b"router") != router_id.encode() and (told := decode_work(entry, self._secret)):
+                    batches.append(told)
         return WorkRead(after, batches)
 
     # Inside

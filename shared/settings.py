@@ -343,6 +343,9 @@ class SimulateSettings:
     block_size: int = setting(512, "tokens per KV block", low=1, high=4096)
     profile: str = setting("default", "hardware and model: see loadtest/simulator/profiles.py")
     routers: int = setting(1, "routers that share the traffic", low=1, high=1024)
+    share_seconds: float = setting(
+        0.025, "until routers know of each other's work; 0: they never do", low=0, high=_HOUR_SECONDS
+    )
     publish_seconds: float = setting(0.025, "until routers see what a cache holds", low=0, high=_HOUR_SECONDS)
     silent: bool = setting(False, "replicas publish nothing")
     change: tuple[str, ...] = setting((), "leave:r001@60 or join:r001@90 (seconds); repeatable", metavar="CHANGE")

@@ -5,7 +5,8 @@
                   ^ ReplicaLoad, CostCoefficients <-- every `report_seconds`
 
 Everything that decides is the product's own: `Placement` with its ledger, trust and cost model, `BlockIndex`,
-`Scheduler` and `PrefixCache`. Traffic is dealt to `routers` in turn; each knows its own dispatches only.
+`Scheduler` and `PrefixCache`. Traffic is dealt to `routers` in turn; each knows its own dispatches, and those of the
+others `share_seconds` later, or never.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from router.block_index import BlockIndex
 from router.placement import EXACT, Attempt, NoReplicaError, Placement
 from router.policies.base import Policy, Request
 from router.policies.consistent_hash import ConsistentHash
+from router.shared_work import Journal, OthersWork
 from shared.blocks import BlockKey, block_keys, namespace_root, published_key
 from shared.fleet_state import CostCoefficients, ReplicaLoad
 
@@ -59,6 +61,8 @@ class FleetSetup:
     routers: int = 1
     publish_seconds: float = 0.025
     """From a change of a cache until the routers see it."""
+    share_seconds: float | None = None
+    """From a dispatch, first token or end until the other routers know of it; None: they never do."""
     report_seconds: float = 1.0
     """Between two reports of a replica's load."""
     publishes: bool = True
@@ -110,7 +114,7 @@ class Simulation:
         conversations: Iterable[Conversation],
         *,
         seed: int = 0,
-        make_placement: Callable[[BlockIndex, Policy], Placement] | None = None,
+        make_placement: Callable[[BlockIndex, Policy, Journal | None], Placement] | None = None,
         on_decision: Callable[[Request, Attempt], None] | None = None,
     ) -> None:
         self.clock = VirtualClock()
@@ -124,12 +128,19 @@ class Simulation:
         self._on_decision = on_decision
         self._ever_held: set[BlockKey] = set()
         self._unfinished = sum(len(each.turns) for each in self._conversations)
-        make_placement = make_placement or (lambda index, policy: Placement(index, policy, ConsistentHash()))
+        make_placement = make_placement or (
+            lambda index, policy, journal: Placement(index, policy, ConsistentHash(), journal=journal)
+        )
         self.placements = []
+        self._desks: list[tuple[Journal, OthersWork]] = []
+        """Of routers that share their work."""
         for router in range(setup.routers):
             policy = make_policy(random.Random(seed * 1009 + router))
-            placement = make_placement(self._index, policy)
+            journal = Journal(str(router)) if setup.share_seconds is not None else None
+            placement = make_placement(self._index, policy, journal)
             self.placements.append(placement)
+            if journal is not None:
+                self._desks.append((journal, OthersWork(placement.ledger, self.replicas.__contains__)))
             if isinstance(policy, Observer):
                 policy.observe(placement, self.replicas, self.clock)
         self._turns = cycle(self.placements)
@@ -143,6 +154,8 @@ class Simulation:
             first = conversation.turns[0]
             self.clock.at(conversation.start_seconds + first.think_seconds, self._ask, number, conversation, 0)
         self.clock.at(0.0, self._report)
+        if self._desks:
+            self.clock.at(0.0, self._share)
         self.clock.run()
         assert all(placement.ledger.total_active == 0 for placement in self.placements), "a dispatch was never released"
         return self
@@ -190,6 +203,17 @@ class Simulation:
             view.report()
         if self._unfinished:
             self.clock.at(self.clock.now + self.setup.report_seconds, self._report)
+
+    def _share(self) -> None:
+        """Once in that time, so news are half as old on average, as in routers: one round trip reads and writes."""
+        for journal, _ in self._desks:
+            batch = journal.take()
+            for other, others in self._desks:
+                if other is not journal:
+                    others.apply(batch, self.clock.now)
+        if self._unfinished:
+            assert self.setup.share_seconds is not None
+            self.clock.at(self.clock.now + self.setup.share_seconds, self._share)
 
     # -- a request -------------------------------------------------------------------------------------------------
 

@@ -174,3 +174,12 @@ def test_random_policies_follow_their_seed() -> None:
         return [record.replica for record in run.records]
 
     assert placed(1) == placed(1) != placed(2)
+
+
+def test_routers_that_share_their_work_decide_as_one() -> None:
+    """One hot prefix: routers that see their own work alone all send to the one replica that holds it."""
+    asked = generate("hot-prefix", 200, 6.0, seed=1)
+    alone, apart = (mean_ttft(simulate(asked, replicas=4, routers=routers).records) for routers in (1, 8))
+    shared = mean_ttft(simulate(asked, replicas=4, routers=8, share_seconds=0.025).records)
+    assert apart > 1.5 * alone
+    assert shared < 1.15 * alone

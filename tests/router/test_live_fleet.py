@@ -262,3 +262,15 @@ async def test_official_clients_read_a_model_the_count_of_a_prompt_and_the_id_of
             assert raw.request_id == raw.headers["x-request-id"]
             assert raw.headers.get_list("request-id") == [raw.request_id]
     assert counts[0] == counts[1] > 0
+
+
+async def test_routers_of_one_fleet_see_each_others_work(live: LiveFleet) -> None:
+    await live.replica("one", sim_base_seconds=1.0)
+    here, there = await live.router(), await live.router()
+    asking = asyncio.create_task(say(here.client, here.router.url, story("plum")))
+    await eventually(lambda: there.router.placement.ledger.active("one") == 1, what="the other router's request")
+    assert there.router.admission.in_flight == 0
+    await asking
+    await eventually(lambda: there.router.placement.ledger.active("one") == 0, what="its end")
+    await here.settled()
+    await there.settled()

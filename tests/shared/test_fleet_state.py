@@ -12,7 +12,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.blocks import PublishedKey, checksum
+from shared.blocks import PublishedKey, checksum, pack_keys
 from shared.fleet_records import DeltaError, RecordError, decode_delta, decode_record, encode_delta, encode_record
 from shared.fleet_state import (
     LOG_READ_ENTRIES,
@@ -24,7 +24,7 @@ from shared.fleet_state import (
     ReplicaLoad,
     ReplicaRecord,
 )
-from shared.work_events import Dispatched, Ended, FirstToken, WorkBatch
+from shared.work_events import Dispatched, Ended, FirstToken, WorkBatch, WorkEvent, decode_work, encode_work
 from tests.restartable_redis import restartable_redis
 
 P = "warmroute:{default}:"
@@ -247,17 +247,29 @@ async def test_a_tokenizer_comes_back_as_it_was_put(state: FleetState) -> None:
 
 
 async def test_routers_tell_each_other_of_their_work_in_batches(state: FleetState, client: Any) -> None:
-    start = (await state.read_work(None, 10)).position
-    await state.append_work(WorkBatch("a", [Dispatched("q1", "r1", 100, 40), FirstToken("q1")]))
-    client.xadd(P + "work", {"events": b"not JSON"})
-    await state.append_work(WorkBatch("b", [Ended("q1")]))
-    read = await state.read_work(start, 10)
-    assert read.batches == [
-        ("a", [Dispatched("q1", "r1", 100, 40), FirstToken("q1")]),
-        ("b", [Ended("q1")]),
-    ]
-    assert (await state.read_work(read.position, 10)).batches == []
-    assert (await state.read_work(None, 10)).position == read.position
+    events: list[WorkEvent] = [Dispatched(1, "r1", 0.5, 40, True, pack_keys([PublishedKey(7)])), FirstToken(1)]
+    ours = WorkBatch("a", 1, True, events)
+    start = (await state.exchange_work("b", None, None)).position
+    assert (await state.exchange_work("a", ours, start)).batches == []
+    client.xadd(P + "work", {"router": "c", "batch": b"not MessagePack"})
+    client.xadd(P + "work", {"events": b"of another version"})
+    client.xadd(P + "work", encode_work(WorkBatch("d", 1, True, []), "") | {"router": "e"})
+    read = await state.exchange_work("b", WorkBatch("b", 1, False, [Ended(1)]), start)
+    assert read.batches == [ours]
+    assert (await state.exchange_work("b", None, read.position)).batches == [], "its own are not read"
+    assert (await state.exchange_work("a", None, read.position)).batches == [WorkBatch("b", 1, False, [Ended(1)])]
+
+
+def test_work_is_believed_only_under_the_clusters_seal() -> None:
+    batch = WorkBatch("a", 1, False, [Ended(1)])
+
+    def received(fields: dict[str, bytes | str], secret: str) -> WorkBatch | None:
+        return decode_work({k.encode(): v.encode() if isinstance(v, str) else v for k, v in fields.items()}, secret)
+
+    assert received(encode_work(batch, "s"), "s") == batch
+    assert received(encode_work(batch, "other"), "s") is None
+    assert received(encode_work(batch, ""), "s") is None
+    assert received(encode_work(batch, ""), "") == batch
 
 
 async def test_a_redis_that_is_not_there_or_hangs_raises_in_time() -> None:
