@@ -10,10 +10,13 @@ Prompts and secrets are never handed to a logger. Line breaks in values are esca
 from __future__ import annotations
 
 import logging
+import os
 import re
+import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TextIO
 
@@ -23,7 +26,9 @@ _FIELDS = "fields"
 _MAX_VALUE_CHARACTERS = 2000
 _SPECIAL = re.compile(r'[ ="\\]')
 _BATCH_SECONDS = 0.05
-_MOST_LINES = 1000
+_HURRY_LINES = 1000
+_MOST_LINES = 10_000
+_LAST_WORDS_SECONDS = 1.0
 _QUIET = ("aiohttp.access", "asyncio", "urllib3", "httpx", "filelock", "huggingface_hub", "transformers", "matplotlib")
 """Libraries whose news below a warning is not ours to tell."""
 
@@ -57,47 +62,91 @@ def _without_what_is_not_http(record: logging.LogRecord) -> bool:
 
 
 class _BatchingHandler(logging.Handler):
-    """News is written some milliseconds later, many lines at once; warnings and all before them at once.
+    """Lines are written by a thread of its own, so nobody waits for whoever reads them: not the event loop above all.
 
-    A line that has not been written when the process is killed outright is lost; any other end writes it.
+    News is written some milliseconds later, many lines at once; a warning hurries all before it. What may wait is
+    bounded: lines beyond are dropped, as are those that cannot be written, and the next line written tells how many.
+    What has not been written when the process is killed outright is lost; any other end writes it, within a second.
     """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
-        self._stream = stream
+        self._write = _writer(stream)
+        self._changed = threading.Condition()
         self._lines: list[str] = []
-        self._news = threading.Event()
-        threading.Thread(target=self._write_news, name="log", daemon=True).start()
+        self._hurry = False
+        self._writing = False
+        self._dropped = 0
+        threading.Thread(target=self._write_all, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._lines.append(self.format(record))
+            line = self.format(record)
         except Exception:
             self.handleError(record)
             return
-        if record.levelno >= logging.WARNING or len(self._lines) >= _MOST_LINES:
-            self.flush()
-        elif len(self._lines) == 1:
-            self._news.set()
+        with self._changed:
+            if len(self._lines) >= _MOST_LINES:
+                self._dropped += 1
+                return
+            self._lines.append(line)
+            if record.levelno >= logging.WARNING or len(self._lines) >= _HURRY_LINES:
+                self._hurry = True
+            if self._hurry or len(self._lines) == 1:
+                self._changed.notify_all()
 
     def flush(self) -> None:
-        self.acquire()
-        try:
-            lines, self._lines = self._lines, []
-            if lines:
-                self._stream.write("\n".join(lines) + "\n")
-                self._stream.flush()
-        except (OSError, ValueError):
-            pass  # nobody reads our log any more
-        finally:
-            self.release()
+        """Return when everything has been written, or after a second."""
+        with self._changed:
+            self._hurry = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not (self._lines or self._writing), _LAST_WORDS_SECONDS)
 
-    def _write_news(self) -> None:
+    def _write_all(self) -> None:
         while True:
-            self._news.wait()
-            time.sleep(_BATCH_SECONDS)
-            self._news.clear()
-            self.flush()
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+                self._changed.wait_for(lambda: self._hurry, _BATCH_SECONDS)
+                lines, self._lines = self._lines, []
+                dropped, self._dropped = self._dropped, 0
+                self._hurry, self._writing = False, True
+            if dropped:
+                lines.insert(0, f"{_timestamp(time.time())} warning log: lines could not be written lines={dropped}")
+            lost = 0
+            try:
+                self._write("\n".join(lines) + "\n")
+            except (OSError, ValueError):  # a full disk, a reader that is gone
+                lost = len(lines) - bool(dropped) + dropped
+            with self._changed:
+                self._dropped += lost
+                self._writing = False
+                self._changed.notify_all()
+
+
+def _writer(stream: TextIO) -> Callable[[str], None]:
+    """Writes the whole of a text, however long its reader takes; raises OSError where that cannot be.
+
+    Past the stream's own buffer: a thread that waits inside it would keep the interpreter from ending.
+    """
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):
+
+        def write_text(text: str) -> None:
+            stream.write(text)
+            stream.flush()
+
+        return write_text
+
+    def write(text: str) -> None:
+        rest = memoryview(text.encode(errors="backslashreplace"))
+        while rest:
+            try:
+                rest = rest[os.write(descriptor, rest) :]
+            except BlockingIOError:
+                select.select((), (descriptor,), ())
+
+    return write
 
 
 class _LineFormatter(logging.Formatter):
@@ -106,14 +155,18 @@ class _LineFormatter(logging.Formatter):
         self._program = program
 
     def format(self, record: logging.LogRecord) -> str:
-        seconds = _second(int(record.created))
         source = self._program if record.name in ("root", "__main__") else record.name
-        parts = [f"{seconds}.{int(record.msecs):03d}Z {record.levelname.lower()} {source}:"]
+        parts = [f"{_timestamp(record.created)} {record.levelname.lower()} {source}:"]
         parts.append(_one_line(record.getMessage()))
         parts += [f"{name}={_quoted(value)}" for name, value in getattr(record, _FIELDS, {}).items()]
         if record.exc_info:
             parts.append(f"traceback={_quoted(self.formatException(record.exc_info))}")
         return " ".join(parts)
+
+
+def _timestamp(unix_seconds: float) -> str:
+    whole = int(unix_seconds)
+    return f"{_second(whole)}.{int((unix_seconds - whole) * 1000):03d}Z"
 
 
 @lru_cache(2)

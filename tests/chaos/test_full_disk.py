@@ -15,7 +15,6 @@ import pytest
 def test_a_router_whose_log_cannot_be_written_serves_on(log: str) -> None:
     reading, writing = os.pipe()
     stderr = os.open("/dev/full", os.O_WRONLY) if log == "a full disk" else writing
-    os.set_blocking(writing, False)
     flags = ("--port", "0", "--replica", "http://127.0.0.1:1", "--log-level", "info")
     with subprocess.Popen(
         [sys.executable, "-m", "warmroute", "router", *flags],

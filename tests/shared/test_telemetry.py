@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 from aiohttp import web
 
-from shared.telemetry import _BatchingHandler, fields, set_up_logging
+from shared.telemetry import _MOST_LINES, _BatchingHandler, fields, set_up_logging
 from tests.helpers import wait_until
 
 
@@ -102,7 +104,29 @@ def test_news_is_written_soon_and_a_warning_at_once_behind_it() -> None:
     wait_until(lambda: stderr.getvalue() == "one\ntwo\n", what="the news written")
     log.info("three")
     log.warning("four")
-    assert stderr.getvalue() == "one\ntwo\nthree\nfour\n"
+    wait_until(lambda: stderr.getvalue() == "one\ntwo\nthree\nfour\n", what="the warning written")
+
+
+def test_who_logs_never_waits_for_the_reader_and_what_was_dropped_is_counted() -> None:
+    reading, writing = os.pipe()
+    said = 3 * _MOST_LINES
+    with os.fdopen(reading, encoding="utf-8") as read, os.fdopen(writing, "w", encoding="utf-8") as stream:
+        handler = _BatchingHandler(stream)
+        log = logging.Logger("batch")
+        log.addHandler(handler)
+        for number in range(said):
+            log.info("%099d", number)  # nobody reads yet: the pipe is full after some hundred
+        written: list[str] = []
+        reader = threading.Thread(target=lambda: written.extend(iter(read.readline, "last\n")))
+        reader.start()
+        wait_until(lambda: not handler._lines, what="the waiting lines written")
+        log.info("last")
+        reader.join()
+    (told,) = (line for line in written if "lines could not be written" in line)
+    kept = [line for line in written if line != told]
+    assert kept == [f"{number:099d}\n" for number in range(len(kept))]
+    assert told.endswith(f" warning log: lines could not be written lines={said - len(kept)}\n")
+    assert _MOST_LINES <= len(kept) < said
 
 
 def test_what_a_program_said_last_is_written_when_it_ends() -> None:
