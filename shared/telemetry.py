@@ -72,7 +72,7 @@ class _BatchingHandler(logging.Handler):
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._write = _writer(stream)
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(self.lock)  # held by logging itself around `emit`, and `flush` at the end
         self._lines: list[str] = []
         self._hurry = False
         self._writing = False
@@ -85,15 +85,14 @@ class _BatchingHandler(logging.Handler):
         except Exception:
             self.handleError(record)
             return
-        with self._changed:
-            if len(self._lines) >= _MOST_LINES:
-                self._dropped += 1
-                return
-            self._lines.append(line)
-            if record.levelno >= logging.WARNING or len(self._lines) >= _HURRY_LINES:
-                self._hurry = True
-            if self._hurry or len(self._lines) == 1:
-                self._changed.notify_all()
+        if len(self._lines) >= _MOST_LINES:
+            self._dropped += 1
+            return
+        self._lines.append(line)
+        if record.levelno >= logging.WARNING or len(self._lines) >= _HURRY_LINES:
+            self._hurry = True
+        if self._hurry or len(self._lines) == 1:
+            self._changed.notify_all()
 
     def flush(self) -> None:
         """Return when everything has been written, or after a second."""
@@ -108,19 +107,23 @@ class _BatchingHandler(logging.Handler):
                 self._changed.wait_for(lambda: self._lines)
                 self._changed.wait_for(lambda: self._hurry, _BATCH_SECONDS)
                 lines, self._lines = self._lines, []
-                dropped, self._dropped = self._dropped, 0
+                dropped = self._dropped
                 self._hurry, self._writing = False, True
-            if dropped:
-                lines.insert(0, f"{_timestamp(time.time())} warning log: lines could not be written lines={dropped}")
-            lost = 0
+            told = [self.format(_drop_record(dropped))] if dropped else []
             try:
-                self._write("\n".join(lines) + "\n")
+                self._write("\n".join(told + lines) + "\n")
+                untold = -dropped
             except (OSError, ValueError):  # a full disk, a reader that is gone
-                lost = len(lines) - bool(dropped) + dropped
+                untold = len(lines)
             with self._changed:
-                self._dropped += lost
+                self._dropped += untold
                 self._writing = False
                 self._changed.notify_all()
+
+
+def _drop_record(lines: int) -> logging.LogRecord:
+    event = {"name": "log", "levelname": "WARNING", "msg": "lines could not be written", **fields(lines=lines)}
+    return logging.makeLogRecord(event)
 
 
 def _writer(stream: TextIO) -> Callable[[str], None]:
@@ -155,18 +158,14 @@ class _LineFormatter(logging.Formatter):
         self._program = program
 
     def format(self, record: logging.LogRecord) -> str:
+        seconds = _second(int(record.created))
         source = self._program if record.name in ("root", "__main__") else record.name
-        parts = [f"{_timestamp(record.created)} {record.levelname.lower()} {source}:"]
+        parts = [f"{seconds}.{int(record.msecs):03d}Z {record.levelname.lower()} {source}:"]
         parts.append(_one_line(record.getMessage()))
         parts += [f"{name}={_quoted(value)}" for name, value in getattr(record, _FIELDS, {}).items()]
         if record.exc_info:
             parts.append(f"traceback={_quoted(self.formatException(record.exc_info))}")
         return " ".join(parts)
-
-
-def _timestamp(unix_seconds: float) -> str:
-    whole = int(unix_seconds)
-    return f"{_second(whole)}.{int((unix_seconds - whole) * 1000):03d}Z"
 
 
 @lru_cache(2)

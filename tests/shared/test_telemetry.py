@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import logging
 import os
 import re
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 from aiohttp import web
 
-from shared.telemetry import _MOST_LINES, _BatchingHandler, fields, set_up_logging
+from shared.telemetry import _MOST_LINES, _BatchingHandler, _LineFormatter, fields, set_up_logging
 from tests.helpers import wait_until
 
 
@@ -112,19 +113,21 @@ def test_who_logs_never_waits_for_the_reader_and_what_was_dropped_is_counted() -
     said = 3 * _MOST_LINES
     with os.fdopen(reading, encoding="utf-8") as read, os.fdopen(writing, "w", encoding="utf-8") as stream:
         handler = _BatchingHandler(stream)
+        handler.setFormatter(_LineFormatter("test"))
         log = logging.Logger("batch")
         log.addHandler(handler)
         for number in range(said):
             log.info("%099d", number)  # nobody reads yet: the pipe is full after some hundred
         written: list[str] = []
-        reader = threading.Thread(target=lambda: written.extend(iter(read.readline, "last\n")))
+        until_last = itertools.takewhile(lambda line: not line.endswith(" info batch: last\n"), iter(read.readline, ""))
+        reader = threading.Thread(target=lambda: written.extend(until_last))
         reader.start()
         wait_until(lambda: not handler._lines, what="the waiting lines written")
         log.info("last")
         reader.join()
     (told,) = (line for line in written if "lines could not be written" in line)
     kept = [line for line in written if line != told]
-    assert kept == [f"{number:099d}\n" for number in range(len(kept))]
+    assert [line.partition(" info batch: ")[2] for line in kept] == [f"{number:099d}\n" for number in range(len(kept))]
     assert told.endswith(f" warning log: lines could not be written lines={said - len(kept)}\n")
     assert _MOST_LINES <= len(kept) < said
 
