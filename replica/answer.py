@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from replica.engine import TokenEvent
+from replica.engine_events import TokenEvent
 from replica.runner import TokenLogprobs
 from replica.sequence import FinishReason
 from replica.stop_strings import StopStrings

@@ -293,7 +293,7 @@ def _joined(parts: list[Part]) -> Part:
 def _expected_cached_tokens(request: web.Request) -> int:
     """How much of the prompt the sender believes to be in the cache; 0 if it does not say."""
     given = request.headers.get(_EXPECT_CACHED, "0")
-    if not given.isdecimal() or len(given) > _MOST_DIGITS:
+    if not (given.isascii() and given.isdecimal()) or len(given) > _MOST_DIGITS:
         raise ApiError(400, "invalid_header", f"{_EXPECT_CACHED} must be a number of tokens", param=_EXPECT_CACHED)
     return int(given)
 

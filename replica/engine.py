@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Concatenate, ParamSpec, TypeVar
@@ -25,13 +25,14 @@ from replica.block_moves import Transferred, carry_out
 from replica.block_pool import IntegrityError
 from replica.cache_events import CacheEvents
 from replica.cache_view import CacheDescription, describe
+from replica.engine_events import EngineState, TokenEvent, event_of
 from replica.guests import Guests
 from replica.prefix_cache import ResetResult
-from replica.runner import Chunk, Runner, RunnerError, TokenLogprobs
-from replica.scheduler import Counters, EngineFull, InvalidPrompt, Progress, PromptTooLong, Scheduler
+from replica.runner import Chunk, Runner, RunnerError
+from replica.scheduler import EngineFull, InvalidPrompt, Progress, PromptTooLong, Scheduler
 from replica.sequence import FinishReason, Sequence
 from replica.step_meter import StepMeter
-from shared.fleet_records import CostCoefficients, ReplicaLoad
+from shared.fleet_records import ReplicaLoad
 
 __all__ = [
     "CacheDescription",
@@ -62,38 +63,6 @@ class _BlocksLostError(Exception):
 
 class EngineStopped(Exception):  # noqa: N818 - a state, not a mistake
     """The engine is shutting down, or has."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """What a step brought one request. The last event of a request, and only that, has a `finish_reason`.
-
-    With `STOP` the last token is the stop token itself, which belongs to usage but not to the text.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    cached_tokens: int
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-    first: bool = False
-    """The first event that carries a token."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token, where the request asks for them."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """As of the end of the last step or inbox. One object, replaced as a whole: a consistent view from any thread."""
-
-    load: ReplicaLoad
-    cost: CostCoefficients | None
-    counters: Counters
-    evictions: dict[str, int]
-    held_blocks: int
-    host_held_blocks: int
-    steps: int
-    failed_steps: int
 
 
 class Engine:
@@ -311,7 +280,7 @@ class Engine:
         if sequence.finish_reason is not None:
             self._end(sequence, sequence.finish_reason, progress=progress)
         else:
-            self._events.append(_event(sequence, progress))
+            self._events.append(event_of(sequence, progress))
 
     def _end(
         self, sequence: Sequence, reason: FinishReason, error: str | None = None, progress: Progress | None = None
@@ -321,7 +290,7 @@ class Engine:
             if self._live.pop(sequence.request_id, None) is None:
                 return
         self._runner.forget(sequence.request_id)
-        self._events.append(_event(sequence, progress, reason, error))
+        self._events.append(event_of(sequence, progress, reason, error))
 
     def _tell(self) -> None:
         """Once per step: tokens to those who wait for them, then what the cache holds now."""
@@ -367,24 +336,6 @@ class Engine:
 
     def _leave(self) -> None:
         self._stopping = True
-
-
-def _event(
-    sequence: Sequence, progress: Progress | None, reason: FinishReason | None = None, error: str | None = None
-) -> TokenEvent:
-    token = None if progress is None else progress.token
-    logprobs = None if progress is None else progress.logprobs
-    token_ids = () if token is None else (token,)
-    first = bool(token_ids) and sequence.output_tokens == len(token_ids)
-    return TokenEvent(
-        sequence.request_id,
-        token_ids,
-        sequence.cached_tokens,
-        reason,
-        error,
-        first,
-        () if logprobs is None else (logprobs,),
-    )
 
 
 def _notify(listener: Callable[[_T], None], news: _T) -> None:

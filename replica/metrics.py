@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from replica.engine import EngineState
+from replica.engine_events import EngineState
 
 __all__ = ["ReplicaMetrics"]
 

@@ -74,6 +74,7 @@ def replica_program(settings: UpSettings, number: int, redis_url: str) -> Progra
         "engine": settings.engine,
         "model": settings.model,
         "block-size": settings.block_size,
+        "host-blocks": settings.host_blocks,
         "token-budget": settings.token_budget,
         "threads": threads,
         "grace-seconds": settings.grace_seconds,

@@ -13,6 +13,7 @@ from shared.settings_fields import (
     cluster_field,
     engine_field,
     grace_field,
+    host_blocks_field,
     host_field,
     log_level_field,
     model_field,
@@ -42,6 +43,7 @@ class UpSettings:
     cluster: str = cluster_field()
     secret: str = secret_field()
     blocks: int | None = blocks_field()
+    host_blocks: int = host_blocks_field()
     block_size: int = block_size_field()
     token_budget: int = token_budget_field()
     threads: int | None = threads_field()

@@ -27,6 +27,7 @@ __all__ = [
     "dtype_field",
     "engine_field",
     "grace_field",
+    "host_blocks_field",
     "host_field",
     "log_level_field",
     "model_field",
@@ -104,6 +105,10 @@ def block_size_field() -> Any:
 
 def blocks_field(default: int | None = None) -> Any:
     return setting(default, "KV blocks of a replica; default: what the memory allows", low=1, high=2**31)
+
+
+def host_blocks_field() -> Any:
+    return setting(0, "KV blocks in host memory behind the device's", low=0, high=2**31)
 
 
 def threads_field() -> Any:

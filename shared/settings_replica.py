@@ -17,6 +17,7 @@ from shared.settings_fields import (
     dtype_field,
     engine_field,
     grace_field,
+    host_blocks_field,
     host_field,
     log_level_field,
     model_field,
@@ -47,7 +48,7 @@ class ReplicaSettings:
     model: str = model_field()
     block_size: int = block_size_field()
     blocks: int | None = blocks_field()
-    host_blocks: int = setting(0, "KV blocks in host memory behind the device's", low=0, high=2**31)
+    host_blocks: int = host_blocks_field()
     whole_blocks: bool = setting(False, "reuse cached blocks as a whole only, never a part of one")
     retained_share: float = setting(0.25, "share of the KV blocks that requests may ask to keep", low=0, high=1)
     sessions: str | None = setting(None, "folder that POST /sessions/<name>/save writes to", metavar="DIR")

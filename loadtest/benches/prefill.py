@@ -15,13 +15,12 @@ from itertools import product
 from random import Random
 from typing import NamedTuple
 
+from loadtest.benches.bench_backend import bench_backend
 from loadtest.benches.report import BenchReport, draw_lines
 from loadtest.benches.spread import Spread
 from loadtest.benches.stepped_engine import Served, SteppedEngine
-from replica.backend import load_backend
-from replica.simulated_runner import SimulatedRunner
 from shared.blocks import namespace_root
-from shared.settings import BenchSettings, ReplicaSettings
+from shared.settings import BenchSettings
 
 __all__ = ["run"]
 
@@ -42,20 +41,8 @@ def run(settings: BenchSettings, report: BenchReport) -> None:
     block_size = settings.block_size
     # Room for a prefix, both of its questions, and the same once more without a cache.
     blocks = 2 * (_PREFIX_TOKENS[-1] + 2 * _QUESTION_TOKENS) // block_size + 4
-    backend = load_backend(
-        ReplicaSettings(
-            engine=settings.engine,
-            model=settings.model,
-            device=settings.device,
-            dtype=settings.dtype,
-            threads=settings.threads,
-            block_size=block_size,
-            blocks=blocks,
-        )
-    )
+    backend = bench_backend(settings, blocks)
     runner = backend.runner
-    if settings.engine == "sim":
-        runner = SimulatedRunner(blocks, block_size, virtual=True)
     engine, rng = SteppedEngine(runner), Random(settings.seed)
     lengths = [tokens for tokens in _PREFIX_TOKENS if tokens + _QUESTION_TOKENS < backend.context_tokens]
     for tokens in lengths:  # caches of processor and allocator warm up, kernels are chosen

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 from random import Random
 
+from loadtest.benches.bench_backend import bench_backend
 from loadtest.benches.report import BenchReport, draw_lines
 from loadtest.benches.spread import Spread
-from replica.backend import load_backend
 from replica.block_moves import carry_out
 from replica.crossover import Crossover
 from replica.prefix_cache import PrefixCache
 from replica.runner import Runner
 from replica.scheduler import Scheduler
 from replica.sequence import SamplingParams, Sequence
-from replica.simulated_runner import SimulatedRunner
 from replica.step_meter import StepMeter
 from shared.blocks import namespace_root
-from shared.settings import BenchSettings, ReplicaSettings
+from shared.settings import BenchSettings
 
 __all__ = ["run"]
 
@@ -89,21 +88,8 @@ class _Rig:
 def run(settings: BenchSettings, report: BenchReport) -> None:
     block_size = settings.block_size
     longest_blocks = _LONGEST_TOKENS // block_size + 2
-    backend = load_backend(
-        ReplicaSettings(
-            engine=settings.engine,
-            model=settings.model,
-            device=settings.device,
-            dtype=settings.dtype,
-            threads=settings.threads,
-            block_size=block_size,
-            blocks=longest_blocks,
-            host_blocks=2 * longest_blocks,
-        )
-    )
+    backend = bench_backend(settings, longest_blocks, 2 * longest_blocks)
     runner = backend.runner
-    if settings.engine == "sim":
-        runner = SimulatedRunner(longest_blocks, block_size, virtual=True, host_blocks=2 * longest_blocks)
     lengths = _lengths(min(_LONGEST_TOKENS, backend.context_tokens - 1), block_size)
     rig = _Rig(runner, block_size, vocabulary=1_000, seed=settings.seed)
     for tokens in lengths:  # caches of processor and allocator warm up, kernels are chosen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replica.answer import Answer, Finish, Part
-from replica.engine import TokenEvent
+from replica.engine_events import TokenEvent
 from replica.runner import TokenLogprobs
 from replica.sequence import FinishReason
 from replica.tiny_tokenizer import tiny_bundle

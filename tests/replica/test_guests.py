@@ -16,9 +16,9 @@ from replica.runner import Chunk, Runner, RunnerError
 from replica.scheduler import Scheduler
 from replica.sequence import FinishReason
 from tests.helpers import wait_until
+from tests.replica.engine_rig import rig
 from tests.replica.guest_pool import PROMPT, SIZE, Pool, kv_of
 from tests.replica.pool_runner import ROOT, PoolRunner, RunnerAround, answer_to, make_sequence
-from tests.replica.test_engine import rig
 
 
 def test_what_one_pool_saved_another_answers_from() -> None:

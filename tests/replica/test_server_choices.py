@@ -229,7 +229,7 @@ async def test_several_answers_to_a_prompt_that_is_too_cold_are_one_412(
     await eventually(lambda: is_idle(server))
 
 
-@pytest.mark.parametrize("value", ["-1", "many", "1e3", "9" * 11])
+@pytest.mark.parametrize("value", ["-1", "many", "1e3", "9" * 11, "\u0663\u0662"])
 async def test_an_expectation_that_is_no_number_is_refused_by_name(client: aiohttp.ClientSession, value: str) -> None:
     async with client.post(CHAT, json=HELLO, headers={EXPECT: value}) as response:
         assert response.status == 400
