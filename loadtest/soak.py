@@ -113,7 +113,9 @@ class _Soak:
         pid = self._cluster.router.pid
         async with self._session.get(self._cluster.url + "/metrics") as response:
             lines = (await response.text()).splitlines()
-        in_flight = next(float(line.split()[1]) for line in lines if line.startswith("warmroute_router_in_flight "))
+        in_flight = next(
+            float(line.split()[1]) for line in lines if line.startswith("warmroute_router_requests_in_flight ")
+        )
         async with self._session.get(self._cluster.url + "/replicas") as response:
             replicas = (await response.json())["replicas"]
         process = Path(f"/proc/{pid}")

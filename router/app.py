@@ -12,11 +12,12 @@ import logging
 import secrets
 import signal
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+
+from prometheus_client.core import Metric
 
 from router.admission import Admission
 from router.api_keys import ApiKeys, ApiKeysError
@@ -28,8 +29,9 @@ from router.control import Control
 from router.dispatcher import Dispatcher
 from router.fleet import Fleet
 from router.follower import Follower
+from router.gauges import Gauges
 from router.health import Health
-from router.metrics import ReplicaFigures, RouterMetrics
+from router.metrics import RouterMetrics
 from router.placement import EXACT, Placement, View
 from router.policies import UnknownPolicyError, build_policy
 from router.prober import Prober
@@ -75,7 +77,7 @@ class Router:
         self.placement = Placement(
             self.index, build_policy(settings.policy), build_policy("consistent-hash"), journal=self._journal
         )
-        self.metrics = RouterMetrics(lambda: self.admission.in_flight, self._figures)
+        self.metrics = RouterMetrics(self._gauges)
         self.url = ""
         self._proxy: Proxy
         self._upstream: Upstream
@@ -204,18 +206,9 @@ class Router:
         self.metrics.retain(ids)
         self._upstream.retain(replica.url for replica in self.fleet)
 
-    def _figures(self) -> ReplicaFigures:
-        now = time.monotonic()
-        ids = [replica.id for replica in self.fleet]
-        standings = {replica_id: self.placement.ledger.standing(replica_id, now) for replica_id in ids}
-        return {
-            "accepting": {replica.id: float(replica.accepting) for replica in self.fleet},
-            "active": {replica_id: standing.active for replica_id, standing in standings.items()},
-            "wait_seconds": {replica_id: standing.wait_seconds for replica_id, standing in standings.items()},
-            "blocks": {replica_id: self.index.held(replica_id).device.blocks for replica_id in ids},
-            "trust": {replica_id: self.placement.trust.factor(replica_id) for replica_id in ids},
-            "breaker_open": {replica_id: float(self.health.state(replica_id, now) != "closed") for replica_id in ids},
-        }
+    def _gauges(self) -> Iterator[Metric]:
+        state = (self.fleet, self.index, self.placement, self.health, self.admission)
+        return Gauges(*state, view=lambda: self.view, follower=self._follower).families()
 
 
 _STALE = View("stale", usable=True)

@@ -23,14 +23,16 @@ class Exchange:
         "attempts",
         "cached_tokens",
         "decision",
-        "ended_seconds",
+        "events",
         "first_byte_seconds",
         "model",
         "outcome",
         "path",
         "request_id",
+        "seconds",
         "started_seconds",
         "status",
+        "streamed",
     )
 
     def __init__(self, request_id: str, path: str, now: float) -> None:
@@ -42,7 +44,12 @@ class Exchange:
         self.attempts = 0
         self.first_byte_seconds: float | None = None
         """Since the start."""
-        self.ended_seconds: float | None = None
+        self.seconds: float | None = None
+        """From the start to the last byte."""
+        self.streamed = False
+        """The answer was asked for in pieces."""
+        self.events = 0
+        """Of a streamed answer, that came."""
         self.cached_tokens: int | None = None
         self.status = 0
         self.outcome = "client_gone"
@@ -87,8 +94,8 @@ class Exchange:
             line["cached_tokens"] = self.cached_tokens
         if self.first_byte_seconds is not None:
             line["first_byte_seconds"] = self.first_byte_seconds
-        if self.ended_seconds is not None:
-            line["seconds"] = self.ended_seconds - self.started_seconds
+        if self.seconds is not None:
+            line["seconds"] = self.seconds
         _logger.info("request", extra=fields(**line))
 
 

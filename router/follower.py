@@ -123,6 +123,11 @@ class Follower:
             return FleetView("hash", age)
         return FleetView("stale" if age > _EXACT_SECONDS or self._lost_by_redis else "exact", age)
 
+    @property
+    def connected(self) -> bool:
+        """Redis answered when it was last asked."""
+        return self._current_at is not None and not self._away
+
     def position(self, replica_id: str) -> LogPosition | None:
         """Up to where this replica's log has been applied; None while it is not followed."""
         return self._positions.get(replica_id)

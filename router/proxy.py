@@ -117,7 +117,7 @@ class Proxy:
                 return None
             return self._refuse(exchange, internal_error())
         finally:
-            exchange.ended_seconds = self._clock()
+            exchange.seconds = self._clock() - exchange.started_seconds
             self._metrics.ended(exchange)
             exchange.log()
 
@@ -126,6 +126,7 @@ class Proxy:
         routing = parse_routing(exchange.path, text)
         exchange.model = routing.model
         asked = await self._candidates.read(routing, request.tenant)
+        exchange.streamed = asked.streamed
         await self._deliver(self._errand(request, exchange, body, asked))
 
     async def _pass_through(self, request: ClientRequest, exchange: Exchange) -> None:

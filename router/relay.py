@@ -36,7 +36,7 @@ async def relay(request: ClientRequest, upstream: UpstreamResponse, first: bytes
         reply.send_whole(first)
         return
     reply.begin(first)
-    _note_last_event(exchange, first)
+    _note_events(exchange, first)
     try:
         upstream.forward(partial(_pass_on, reply, exchange))
         while not await upstream.progress():
@@ -49,11 +49,13 @@ async def relay(request: ClientRequest, upstream: UpstreamResponse, first: bytes
 
 
 def _pass_on(reply: Reply, exchange: Exchange, chunk: bytes) -> bool:
-    _note_last_event(exchange, chunk)
+    _note_events(exchange, chunk)
     return reply.pass_on(chunk)
 
 
-def _note_last_event(exchange: Exchange, chunk: bytes) -> None:
+def _note_events(exchange: Exchange, chunk: bytes) -> None:
+    if exchange.streamed:  # a blank line ends each, written one way or the other
+        exchange.events += chunk.count(b"\n\n") or chunk.count(b"\n\r\n")
     if chunk.endswith(_LAST_EVENTS):
         # Clients that know the protocol may leave now, before the end of the body: they have their answer.
         exchange.outcome = "ok"

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TextIO
 
-__all__ = ["fields", "set_up_logging"]
+__all__ = ["dropped_log_lines", "fields", "set_up_logging"]
 
 _FIELDS = "fields"
 _MAX_VALUE_CHARACTERS = 2000
@@ -51,6 +51,13 @@ def set_up_logging(level: str, program: str) -> None:
     logging.captureWarnings(True)
 
 
+def dropped_log_lines() -> int:
+    """Lines of this process that were to be logged and could not be written, ever."""
+    return sum(
+        handler.dropped_lines for handler in logging.getLogger().handlers if isinstance(handler, _BatchingHandler)
+    )
+
+
 def _without_what_is_not_http(record: logging.LogRecord) -> bool:
     """A client that does not speak HTTP is no error of ours, and what it sent may hold a key or a prompt."""
     if record.exc_info and record.exc_info[0] and record.exc_info[0].__module__ == "aiohttp.http_exceptions":
@@ -77,6 +84,8 @@ class _BatchingHandler(logging.Handler):
         self._hurry = False
         self._writing = False
         self._dropped = 0
+        self.dropped_lines = 0
+        """Of which the log tells, or will when it can."""
         threading.Thread(target=self._write_all, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -87,6 +96,7 @@ class _BatchingHandler(logging.Handler):
             return
         if len(self._lines) >= _MOST_LINES:
             self._dropped += 1
+            self.dropped_lines += 1
             return
         self._lines.append(line)
         if record.levelno >= logging.WARNING or len(self._lines) >= _HURRY_LINES:
@@ -117,6 +127,7 @@ class _BatchingHandler(logging.Handler):
                 untold = len(lines)
             with self._changed:
                 self._dropped += untold
+                self.dropped_lines += max(0, untold)
                 self._writing = False
                 self._changed.notify_all()
 

@@ -83,7 +83,7 @@ class Chaos:
     async def in_flight(self) -> float:
         async with self.client.get(self.url + "/metrics") as response:
             lines = (await response.text()).splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith("warmroute_router_in_flight "))
+        return next(float(line.split()[1]) for line in lines if line.startswith("warmroute_router_requests_in_flight "))
 
     async def until(self, reached: Callable[[dict[str, Any]], bool], what: str) -> None:
         """Until `reached(fleet)`, as `GET /replicas` shows it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.broken_http import BROKEN_HTTP, answer_to
 from tests.helpers import eventually
 from tests.router.conftest import BenchFactory, chat
-from tests.router.fake_replica import hang_up
 
 
 async def test_ready_means_that_a_replica_takes_traffic(bench: BenchFactory) -> None:
@@ -42,31 +41,6 @@ async def test_models_are_those_of_the_fleet(bench: BenchFactory) -> None:
         assert await response.json() == document["data"][0]
     async with b.client.get(b.router.url + "/v1/models/some/other") as response:
         assert (response.status, (await response.json())["error"]["code"]) == (404, "model_not_found")
-
-
-async def test_the_metrics_tell_outcomes_decisions_retries_and_nothing_unbounded(bench: BenchFactory) -> None:
-    b = await bench(2)
-    broken = min(replica.id for replica in b.replicas)
-    b.replica_for(broken).behave = hang_up
-    async with b.client.post(b.url, json=chat()) as response:
-        assert response.status == 200
-    for path in ("/v1/made-up-1", "/v1/made-up-2"):
-        async with b.client.get(b.router.url + path) as response:
-            await response.read()
-    async with b.client.post(b.url, data=b"{") as response:
-        assert response.status == 400
-    async with b.client.get(b.router.url + "/metrics") as response:
-        text = await response.text()
-    assert 'warmroute_router_requests_total{outcome="ok",path="/v1/chat/completions"} 1.0' in text
-    assert 'warmroute_router_requests_total{outcome="invalid_json",path="/v1/chat/completions"} 1.0' in text
-    assert f'warmroute_router_replica_failures_total{{failure="broken",replica="{broken}"}}' in text
-    assert "warmroute_router_retries_total" in text
-    assert "warmroute_router_in_flight 0.0" in text
-    assert f'warmroute_router_replica_active{{replica="{broken}"}} 0.0' in text
-    assert "made-up" not in text
-    b.router.fleet.leave(broken)
-    async with b.client.get(b.router.url + "/metrics") as response:
-        assert broken not in await response.text()
 
 
 async def test_admin_paths_ask_for_the_admin_key(bench: BenchFactory) -> None:
