@@ -15,13 +15,23 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentF
 
 from loadtest.results import PolicyResult, Run
 
-__all__ = ["colours", "hit_rates", "load_per_replica", "ttft_distribution", "ttft_over_time"]
+__all__ = [
+    "calibration",
+    "colours",
+    "hit_rates",
+    "load_per_replica",
+    "regrets",
+    "ttft_distribution",
+    "ttft_over_time",
+]
 
 _PALETTE = ("#0f9d8a", "#e07b39", "#5b6ee1", "#c2468f", "#7c8798", "#b59a1d", "#3d9be9", "#8d5bc9", "#57803a")
 # Colours that the page fills in, so that a figure suits a light and a dark one.
 _INK, _RULE = "#0a0b0c", "#0d0e0f"
 _PAGE_COLOURS = {_INK: "currentColor", _RULE: "var(--rule)"}
 _WIDTH_INCHES = 8.8
+_LEAST_MS = 0.1
+"""What stands for nothing at all on a logarithmic axis."""
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -122,6 +132,36 @@ def load_per_replica(policies: Mapping[str, PolicyResult]) -> str:
     axes.set_xlim(left=0)
     axes.set_xlabel("prompt tokens over all repeats: computed (full), from cache (pale)")
     return _svg(figure, "load")
+
+
+def regrets(by_policy: Mapping[str, Sequence[float]]) -> str:
+    """Share of decisions within a regret, log x; those without any stand at the left edge."""
+    figure, axes = _figure(3.4)
+    for policy, colour in colours(list(by_policy)).items():
+        _cdf(axes, [max(_LEAST_MS, seconds * 1e3) for seconds in by_policy[policy]], color=colour, label=policy)
+    axes.set_xscale("log")
+    axes.set_xlabel("regret, ms (log)")
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    _plain_log_ticks(axes, "x")
+    axes.legend(loc="lower right", frameon=False, labelcolor=_INK)
+    return _svg(figure, "regrets")
+
+
+def calibration(predicted_seconds: Sequence[float], actual_seconds: Sequence[float]) -> str:
+    """Every first token, predicted against actual; on the line they are equal."""
+    figure, axes = _figure(3.8)
+    predicted, actual = ([max(_LEAST_MS, s * 1e3) for s in each] for each in (predicted_seconds, actual_seconds))
+    extremes = (min(*predicted, *actual), max(*predicted, *actual))
+    axes.scatter(predicted, actual, s=11, color=_PALETTE[0], alpha=0.55, linewidths=0)
+    axes.plot(extremes, extremes, color=_INK, linewidth=1.2)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("predicted, ms (log)")
+    axes.set_ylabel("actual, ms (log)")
+    for which in ("x", "y"):
+        _plain_log_ticks(axes, which)
+    return _svg(figure, "calibration")
 
 
 def _figure(height_inches: float) -> tuple[Figure, Axes]:

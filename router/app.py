@@ -26,13 +26,14 @@ from router.candidates import Candidates
 from router.client_connection import ClientLimits
 from router.client_server import ClientServer
 from router.control import Control
+from router.decision_log import DecisionLog, DecisionLogError
 from router.dispatcher import Dispatcher
 from router.fleet import Fleet
 from router.follower import Follower
 from router.gauges import Gauges
 from router.health import Health
 from router.metrics import RouterMetrics
-from router.placement import EXACT, Placement, View
+from router.placement import APPROXIMATE, BLIND, EXACT, STALE, Placement, View
 from router.policies import UnknownPolicyError, build_policy
 from router.prober import Prober
 from router.prompt_reader import PromptReader
@@ -83,7 +84,10 @@ class Router:
         self._upstream: Upstream
 
     async def __aenter__(self) -> Router:
-        """Raises OSError when the address cannot be bound, ValueError on a URL that cannot be Redis."""
+        """Raises OSError when the address cannot be bound, ValueError on a URL that cannot be Redis.
+
+        DecisionLogError when that log cannot be written.
+        """
         async with self._stack:
             await self._start()
             self._stack = self._stack.pop_all()
@@ -97,8 +101,8 @@ class Router:
         """The rung of the ladder; where no replica publishes, what was sent to each is all there is to know."""
         step = self._follower.view.step if self._follower is not None else "hash"
         if step == "hash":
-            return _BLIND if any(replica.publishes for replica in self.fleet) else _APPROXIMATE
-        return EXACT if step == "exact" else _STALE
+            return BLIND if any(replica.publishes for replica in self.fleet) else APPROXIMATE
+        return EXACT if step == "exact" else STALE
 
     @property
     def _watched(self) -> list[ApiKeys | ServerTls]:
@@ -148,6 +152,7 @@ class Router:
             self.admission,
             self.metrics,
             Limits(settings.max_body_bytes, settings.max_retries, settings.admin_key, settings.expect_cached),
+            self._decision_log(),
         )
         control = Control(
             self.fleet,
@@ -174,6 +179,13 @@ class Router:
         for watched in self._watched:
             stack.push_async_callback(_cancelled, asyncio.create_task(watched.watch()))
         await self._listen(Dispatcher(self._proxy, control, self.api_keys))
+
+    def _decision_log(self) -> DecisionLog | None:
+        if self._settings.decision_log is None:
+            return None
+        log = DecisionLog(Path(self._settings.decision_log), self._settings.decision_log_bytes)
+        self._stack.callback(log.close)
+        return log
 
     def _share_work(self, fleet_state: FleetState) -> None:
         assert self._journal is not None
@@ -211,11 +223,6 @@ class Router:
         return Gauges(*state, view=lambda: self.view, follower=self._follower).families()
 
 
-_STALE = View("stale", usable=True)
-_BLIND = View("hash", usable=False)
-_APPROXIMATE = View("approximate", usable=True)
-
-
 def run(settings: RouterSettings) -> int:
     """Serve until SIGTERM or SIGINT; a second one ends what is in flight at once. Returns the exit status."""
     set_up_logging(settings.log_level, "router")
@@ -246,7 +253,7 @@ async def _serve(settings: RouterSettings) -> int:
             say_ready(router.url)
             await stop.wait()
             await router.drain(hurry)
-    except (ApiKeysError, TlsError) as error:
+    except (ApiKeysError, DecisionLogError, TlsError) as error:
         sys.stderr.write(f"warmroute router: {error}\n")
         return _BAD_USAGE
     except OSError as error:

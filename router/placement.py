@@ -25,7 +25,18 @@ from router.trust import Trust
 from shared.blocks import PublishedKey
 from shared.fleet_state import CostCoefficients, ReplicaLoad
 
-__all__ = ["EXACT", "Attempt", "Decision", "NoReplicaError", "Placement", "Replica", "View"]
+__all__ = [
+    "APPROXIMATE",
+    "BLIND",
+    "EXACT",
+    "STALE",
+    "Attempt",
+    "Decision",
+    "NoReplicaError",
+    "Placement",
+    "Replica",
+    "View",
+]
 
 _MAX_RHO = 0.9
 
@@ -117,6 +128,10 @@ class View:
 
 
 EXACT = View("exact", usable=True)
+STALE = View("stale", usable=True)
+BLIND = View("hash", usable=False)
+APPROXIMATE = View("approximate", usable=True)
+"""No replica publishes."""
 
 
 class Placement:

@@ -88,9 +88,13 @@ def _request(
         keys=keys,
         block_size=block_size,
         affinity=affinity,
-        session=routing.session,
+        session=_session(routing.session),
         streamed=routing.stream,
     )
+
+
+def _session(name: str) -> bytes:
+    return xxhash.xxh3_64_digest(name.encode(errors="replace")) if name else b""
 
 
 def _text(prompt: PromptInput) -> bytes:

@@ -21,6 +21,7 @@ from router.admission import Admission
 from router.bodies import unpacked
 from router.candidates import Candidates
 from router.client_request import ClientRequest, Response
+from router.decision_log import DecisionLog, Logged
 from router.exchange import Exchange, error_response
 from router.headers import RequestIds, request_headers
 from router.health import Health
@@ -65,6 +66,7 @@ class Proxy:
         admission: Admission,
         metrics: RouterMetrics,
         limits: Limits,
+        decision_log: DecisionLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._candidates = candidates
@@ -74,6 +76,7 @@ class Proxy:
         self._admission = admission
         self._metrics = metrics
         self._limits = limits
+        self._decision_log = decision_log
         self._admin_key = limits.admin_key.encode()
         self._clock = clock
         self._ids = RequestIds()
@@ -173,6 +176,10 @@ class Proxy:
             try:
                 exchange.decision = decision
                 exchange.attempts += 1
+                if self._decision_log is not None and errand.policy is None:
+                    errand.logged = self._decision_log.decided(
+                        exchange.request_id, exchange.attempts, asked, decision, now
+                    )
                 self._metrics.dispatched(replica.id, decision.policy, decision.reason)
                 may_retry = len(failed) < self._limits.max_retries and len(decision.candidates) > 1
                 await self._attempt(errand, attempt, replica.url, may_retry)
@@ -211,7 +218,7 @@ class Proxy:
             if may_retry and upstream.status in _ELSEWHERE:
                 raise _TryElsewhere(_replica_failed(f"it answered {upstream.status}"))
             first = await upstream.read()
-            self._first_byte(exchange, attempt, upstream)
+            self._first_byte(errand, attempt, upstream)
             await relay(request, upstream, first, exchange)
             if well:
                 self._health.succeeded(replica_id)
@@ -240,13 +247,15 @@ class Proxy:
             return errand.headers
         return errand.headers + _EXPECT_CACHED % predicted
 
-    def _first_byte(self, exchange: Exchange, attempt: Attempt, upstream: UpstreamResponse) -> None:
-        now = self._clock()
+    def _first_byte(self, errand: _Errand, attempt: Attempt, upstream: UpstreamResponse) -> None:
+        exchange, now = errand.exchange, self._clock()
         exchange.status = upstream.status
         exchange.first_byte_seconds = now - exchange.started_seconds
         if upstream.status < 300:
             exchange.cached_tokens = _cached_tokens(upstream)
             self._placement.first_token(attempt, now, exchange.cached_tokens)
+            if errand.logged is not None:
+                errand.logged.first_token(now, exchange.cached_tokens)
 
     def _note_failure(self, replica_id: str, failure: str, reason: str) -> None:
         self._health.failed(replica_id, self._clock())
@@ -270,6 +279,8 @@ class _Errand:
     policy: Policy | None
     corrections: dict[str, int] = field(default_factory=dict)
     """What replicas said they hold of the prompt, where that was much less than believed."""
+    logged: Logged | None = None
+    """The attempt under way, in the decision log."""
 
 
 class _ColderThanBelieved(Exception):  # noqa: N818 - a turn of the road, not an error

@@ -96,6 +96,8 @@ def router_program(settings: UpSettings, redis_url: str) -> Program:
         "grace-seconds": settings.grace_seconds,
         "log-level": settings.log_level,
     }
+    if settings.decision_log is not None:
+        flags["decision-log"] = settings.decision_log
     return Program("router", ("router", *_as_flags(flags)), _shared_environment(settings, redis_url))
 
 

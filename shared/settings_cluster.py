@@ -11,6 +11,7 @@ from shared.settings_fields import (
     check_name,
     check_redis,
     cluster_field,
+    decision_log_field,
     engine_field,
     grace_field,
     host_blocks_field,
@@ -47,6 +48,7 @@ class UpSettings:
     block_size: int = block_size_field()
     token_budget: int = token_budget_field()
     threads: int | None = threads_field()
+    decision_log: str | None = decision_log_field()
     log_level: str = log_level_field()
     grace_seconds: float = grace_field(10.0)
     ready_timeout_seconds: float = setting(300.0, "until all must be ready", low=1, high=DAY_SECONDS)

@@ -23,6 +23,7 @@ __all__ = [
     "check_redis",
     "check_url",
     "cluster_field",
+    "decision_log_field",
     "device_field",
     "dtype_field",
     "engine_field",
@@ -89,6 +90,10 @@ def grace_field(default: float = 30.0) -> Any:
 
 def policy_field() -> Any:
     return setting("cache-aware", "how a replica is chosen", choices=POLICY_NAMES)
+
+
+def decision_log_field() -> Any:
+    return setting(None, "file that tells each decision, for simulate --decisions; no prompts in it", metavar="FILE")
 
 
 def engine_field() -> Any:

@@ -74,6 +74,9 @@ class SimulateSettings:
         ("cache-aware", "round-robin"), "policies to compare, comma-separated, or all", metavar="POLICY"
     )
     trace: str | None = setting(None, "Mooncake or agentic trace to play instead of a workload", metavar="FILE")
+    decisions: str | None = setting(
+        None, "instead of playing: a router's decision log, to ask policies what they would have chosen", metavar="FILE"
+    )
     workload: str = setting("shared-prefix", "shared-prefix, chat, rag, agents, bursts or hot-prefix")
     requests: int | None = setting(None, "how many; of a trace, its first conversations", low=1, high=10**8)
     rate: float = setting(20.0, "of a workload, requests per second", low=0.001, high=10**6)
@@ -99,6 +102,8 @@ class SimulateSettings:
     def __post_init__(self) -> None:
         if not self.policies:
             raise SettingsError("--policies names no policy")
+        if self.trace is not None and self.decisions is not None:
+            raise SettingsError("--trace plays traffic, --decisions asks again about a log: give one of them")
 
 
 @dataclass(frozen=True, kw_only=True)

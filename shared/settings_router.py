@@ -12,6 +12,7 @@ from shared.settings_fields import (
     check_redis,
     check_url,
     cluster_field,
+    decision_log_field,
     grace_field,
     host_field,
     log_level_field,
@@ -53,6 +54,8 @@ class RouterSettings:
     request_timeout_seconds: float = setting(3600.0, "until a replica's answer ends", low=0.01, high=DAY_SECONDS)
     max_retries: int = setting(1, "further replicas tried before the first byte", low=0, high=16)
     expect_cached: bool = setting(False, "let a replica refuse a prompt of which it holds much less than published")
+    decision_log: str | None = decision_log_field()
+    decision_log_bytes: int = setting(64 * MIB, "size at which it becomes FILE.1 and starts anew", low=MIB, high=2**40)
     grace_seconds: float = grace_field()
     log_level: str = log_level_field()
     workers: int = setting(1, "processes", low=1, high=1024)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.results import Results, Run, measure_run, ratios, summarize_policy
+from loadtest.simulator import decisions_report
 from loadtest.simulator.baselines import SIMULATED_POLICIES
 from loadtest.simulator.bound import bound_ttft_ms
 from loadtest.simulator.fleet import FleetChange, FleetSetup, Simulation
@@ -35,6 +36,8 @@ _DRAWN_REQUESTS = 1000
 
 def run(settings: SimulateSettings) -> int:
     """The exit code: 0 if every request was answered, else 1."""
+    if settings.decisions is not None:
+        return decisions_report.run(settings, Path(settings.decisions))
     stderr = Console(stderr=True)
     setup, policies = _fleet(settings), _policies(settings)
     runs: dict[str, list[Run]] = {policy: [] for policy in policies}

@@ -25,7 +25,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     block_size: int
     affinity: bytes = b""
     """What ties the request to its like where keys say nothing: a digest of its prompt."""
-    session: str = ""
+    session: bytes = b""
+    """A digest of what the client calls the session; empty if it has no name."""
     streamed: bool = True
 
 

@@ -27,7 +27,7 @@ def prefix_anchor(request: Request, shared_blocks: int) -> bytes:
 def conversation_anchor(request: Request) -> bytes:
     """The session if the client names one, else a block near the start, the same at every turn of a conversation."""
     if request.session:
-        return request.session.encode()
+        return request.session
     return prefix_anchor(request, _CONVERSATION_BLOCKS - 1)
 
 

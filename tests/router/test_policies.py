@@ -29,7 +29,7 @@ def candidate(replica_id: str, **changes: Any) -> Candidate:
     return Candidate(**{**fields, **changes})
 
 
-def request(*keys: int, session: str = "") -> Request:
+def request(*keys: int, session: bytes = b"") -> Request:
     return Request(
         prompt_tokens=16 * len(keys) + 1, keys=[PublishedKey(key) for key in keys], block_size=16, session=session
     )
@@ -122,9 +122,9 @@ def test_consistent_hash_moves_only_the_share_of_a_replica_that_left() -> None:
 
 def test_a_session_stays_where_it_was_and_moves_when_its_replica_is_gone() -> None:
     policy = build_policy("session")
-    asked = request(1, session="alice")
+    asked = request(1, session=b"alice")
     policy.placed(asked, "b")
-    stays = policy.choose(request(99, session="alice"), [candidate("a"), candidate("b", active=5)])
+    stays = policy.choose(request(99, session=b"alice"), [candidate("a"), candidate("b", active=5)])
     assert (stays.candidate.replica_id, stays.reason) == ("b", "session")
     moves = policy.choose(asked, [candidate("a"), candidate("c", active=1)])
     assert (moves.candidate.replica_id, moves.reason) == ("a", "new-session")
