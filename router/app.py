@@ -73,7 +73,12 @@ class Router:
         self.fleet = Fleet()
         self.index = BlockIndex()
         self.health = Health()
-        self.admission = Admission(settings.max_in_flight)
+        self.admission = Admission(
+            settings.max_in_flight,
+            settings.max_queue,
+            settings.max_queue_seconds,
+            self.api_keys.weight_of if self.api_keys is not None else lambda tenant: 1.0,
+        )
         self._journal = Journal(secrets.token_hex(8)) if settings.redis is not None else None
         self.placement = Placement(
             self.index, build_policy(settings.policy), build_policy("consistent-hash"), journal=self._journal
@@ -115,7 +120,7 @@ class Router:
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """No new requests; those in flight end by themselves, or when the grace or the patience is over."""
-        self.admission.closed = True
+        self.admission.close()
         if self.admission.in_flight:
             _logger.info("finishing what is in flight", extra=fields(requests=self.admission.in_flight))
         idle, hurried = (asyncio.ensure_future(waiting) for waiting in (self.admission.idle(), hurry.wait()))

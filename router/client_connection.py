@@ -176,6 +176,8 @@ class ClientConnection(asyncio.Protocol):
         if asked_for and not self._transport.is_closing():
             self._transport.write(_CONTINUE)
         self._body_asked = True
+        if framing is not None and self._body_error is None:
+            self.deadline = self._loop.time() + self._limits.body_timeout_seconds
         self._resume_reading()
         while self._framing is not None and self._body_error is None:
             await self._wait()
@@ -272,9 +274,11 @@ class ClientConnection(asyncio.Protocol):
             self._received = framing.rest
             self.deadline = _NEVER
             self._wake()
-        else:
+        elif self._body_asked:
             self.deadline = self._loop.time() + self._limits.body_timeout_seconds
-            if not self._body_asked and len(self._body) > _MOST_AHEAD:
+        else:
+            self.deadline = _NEVER  # the request may wait for its turn for longer than bodies may take
+            if len(self._body) > _MOST_AHEAD:
                 self._pause_reading()
 
     def _fail_body(self, error: ApiError) -> None:

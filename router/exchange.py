@@ -28,6 +28,7 @@ class Exchange:
         "model",
         "outcome",
         "path",
+        "queued_seconds",
         "request_id",
         "seconds",
         "started_seconds",
@@ -41,6 +42,8 @@ class Exchange:
         self.started_seconds = now
         self.model = ""
         self.decision: Decision | None = None
+        self.queued_seconds: float | None = None
+        """How long it waited for a permit; None where it got one at once."""
         self.attempts = 0
         self.first_byte_seconds: float | None = None
         """Since the start."""
@@ -92,6 +95,8 @@ class Exchange:
             }
         if self.cached_tokens is not None:
             line["cached_tokens"] = self.cached_tokens
+        if self.queued_seconds is not None:
+            line["queued_seconds"] = self.queued_seconds
         if self.first_byte_seconds is not None:
             line["first_byte_seconds"] = self.first_byte_seconds
         if self.seconds is not None:

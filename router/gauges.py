@@ -46,8 +46,7 @@ class Gauges:
     def families(self) -> Iterator[Metric]:
         yield _gauge("info", "The version that runs", {(version("warmroute"),): 1}, "version")
         yield _gauge("requests_in_flight", "Requests in flight", {(): self.admission.in_flight})
-        queued = getattr(self.admission, "queued", 0)
-        yield _gauge("requests_queued", "Requests that wait until the router takes them", {(): queued})
+        yield _gauge("requests_queued", "Requests that wait until the router takes them", {(): self.admission.queued})
         step = self.view().step
         text = "The rung of the ladder: what is known of the caches"
         yield _gauge("view", text, {(known,): known == step for known in _VIEW_STEPS}, "step")

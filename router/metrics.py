@@ -2,7 +2,7 @@
 
     requests      path, outcome, status                     paths are those of the API, outcomes and statuses are few
     replicas      replica (reason | failure)                forgotten when the replica leaves: see `retain`
-    histograms    time to first token, per chunk after it, whole request
+    histograms    time to first token, per chunk after it, whole request, wait for a place
 
 Names follow the field's (vLLM's, and OpenTelemetry's for generative models) with the prefix `warmroute_router_`. What
 is a state rather than a count (load, breakers, trust, the view) is read at each scrape: see `gauges`.
@@ -53,6 +53,7 @@ class RouterMetrics:
         self.first_token = Histogram(_REQUEST_SECONDS)
         self.per_chunk = Histogram(_CHUNK_SECONDS)
         self.whole_request = Histogram(_REQUEST_SECONDS)
+        self.queued = Histogram(_REQUEST_SECONDS)
 
     def dispatched(self, replica_id: str, policy: str, reason: str) -> None:
         decisions, key = self._of(replica_id).decisions, (policy, reason)
@@ -71,6 +72,8 @@ class RouterMetrics:
         seconds, first_seconds = exchange.seconds, exchange.first_byte_seconds
         if seconds is not None:
             self.whole_request.observe(seconds)
+        if exchange.queued_seconds is not None:
+            self.queued.observe(exchange.queued_seconds)
         decision = exchange.decision
         if first_seconds is None or decision is None or exchange.status >= 300:
             return
@@ -105,6 +108,7 @@ class RouterMetrics:
         yield self.whole_request.family(
             PREFIX + "e2e_request_latency_seconds", "From a request's arrival to the last byte of its answer"
         )
+        yield self.queued.family(PREFIX + "request_queue_seconds", "Requests that had to wait for a place: how long")
         retries = _counter("retries", "Requests sent on to another replica")
         retries.add_metric((), self.retries)
         yield retries

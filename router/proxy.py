@@ -103,7 +103,8 @@ class Proxy:
     ) -> Response | None:
         exchange = Exchange(self._ids.of(request.header(b"x-request-id")), request.path, self._clock())
         try:
-            self._admission.enter()
+            if not self._admission.try_enter():
+                await self._queue(request, exchange)
             try:
                 await forward(request, exchange)
                 return None
@@ -123,6 +124,12 @@ class Proxy:
             exchange.seconds = self._clock() - exchange.started_seconds
             self._metrics.ended(exchange)
             exchange.log()
+
+    async def _queue(self, request: ClientRequest, exchange: Exchange) -> None:
+        try:
+            await self._admission.wait(request.tenant)
+        finally:
+            exchange.queued_seconds = self._clock() - exchange.started_seconds
 
     async def _generate(self, request: ClientRequest, exchange: Exchange) -> None:
         body, text = await self._read(request)

@@ -43,6 +43,12 @@ def test_a_key_names_its_tenant_in_either_header(file: Path) -> None:
     assert keys.tenant_of(b"Basic eDp5", GLOBEX.encode()) == "globex"
 
 
+def test_a_tenants_weight_is_what_one_of_its_entries_says(file: Path) -> None:
+    file.write_text(entry(ACME, "acme") + "weight = 2.5\n" + entry(GLOBEX, "acme"))
+    keys = ApiKeys(file)
+    assert (keys.weight_of("acme"), keys.weight_of("other")) == (2.5, 1.0)
+
+
 def test_what_is_no_key_is_refused(file: Path) -> None:
     keys = ApiKeys(file)
     assert code(keys) == "missing_api_key"
@@ -69,6 +75,10 @@ def test_what_is_no_key_is_refused(file: Path) -> None:
         (entry(ACME, ""), "must have a tenant"),
         (entry(ACME, "a b"), "must have a tenant"),
         (entry(ACME, "acme") + entry(ACME, "globex"), "number 2 repeats a key"),
+        (entry(ACME, "acme") + "weight = 0\n", "number 1 must have a weight"),
+        (entry(ACME, "acme") + "weight = nan\n", "number 1 must have a weight"),
+        (entry(ACME, "acme") + "weight = true\n", "number 1 must have a weight"),
+        (entry(ACME, "acme") + "weight = 2\n" + entry(GLOBEX, "acme") + "weight = 3\n", "number 2 gives its tenant"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_where_and_never_what(tmp_path: Path, text: str, fault: str) -> None:
@@ -86,8 +96,8 @@ def test_a_broken_new_file_keeps_the_old_keys(file: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.ERROR):
         keys.reload()
     assert [record.getMessage() for record in caplog.records] == [
-        f"the API keys stay as they were: {file}: [[key]] number 1 must have `key` or `sha256`, and `tenant`, "
-        "and nothing else"
+        f"the API keys stay as they were: {file}: [[key]] number 1 must have `key` or `sha256`, `tenant`, "
+        "perhaps `weight`, and nothing else"
     ]
     assert keys.tenant_of(None, ACME.encode()) == "acme"
     file.unlink()

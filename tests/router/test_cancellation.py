@@ -142,7 +142,7 @@ async def test_a_client_that_never_reads_is_given_up(bench: BenchFactory) -> Non
 
 
 async def test_requests_over_the_limit_are_refused_with_retry_after_and_permits_come_back(bench: BenchFactory) -> None:
-    b = await bench(1, max_in_flight=2)
+    b = await bench(1, max_in_flight=2, max_queue=0)
     b.replicas[0].behave = endless
     streams = [await b.client.post(b.url, json=chat()) for _ in range(2)]
     for stream in streams:
