@@ -42,12 +42,15 @@ class Candidates:
         self._root_of = lru_cache(_MOST_ROOTS)(partial(namespace_root, secret=secret))
         self.view = view
 
-    async def read(self, routing: RoutingFields, tenant: str = "") -> Request:
+    async def read(self, routing: RoutingFields, tenant: str = "", session: bytes | None = None) -> Request:
         """Tokens and keys of a tenant's prompt, as the replicas that serve its model compute them.
 
+        `session` is what a header calls it; a name in the body goes before.
         Raises ApiError 404 for a model that nobody serves, 400 for a prompt that its template refuses.
         """
         self.require_served(routing.model)
+        if session and not routing.session:
+            routing = replace(routing, session=session.decode("latin-1"))
         if tenant and routing.session:  # the same name means another session for another tenant
             routing = replace(routing, session=f"{tenant}\0{routing.session}")
         namespace = self._namespace(routing.model)

@@ -16,6 +16,7 @@ from router.bodies import unpacked
 from router.candidates import Candidates
 from router.client_request import ClientRequest, Response
 from router.fleet import Fleet, FleetReplica
+from router.headers import SESSION_HEADER
 from router.health import Health
 from router.metrics import RouterMetrics
 from router.placement import NoReplicaError, Placement
@@ -117,7 +118,7 @@ class Control:
         if path not in GENERATION_PATHS:
             raise invalid_value("path", f"must be one of {', '.join(GENERATION_PATHS)}")
         routing = parse_routing(path, text)
-        asked = await self._candidates.read(routing, request.tenant)
+        asked = await self._candidates.read(routing, request.tenant, request.header(SESSION_HEADER))
         now = self._clock()
         try:
             decision = self._placement.decide(

@@ -14,8 +14,10 @@ from itertools import count
 
 from router.http1 import Head
 
-__all__ = ["RequestIds", "request_headers", "response_headers", "safe_value"]
+__all__ = ["SESSION_HEADER", "RequestIds", "request_headers", "response_headers", "safe_value"]
 
+SESSION_HEADER = b"x-session-id"
+"""What a client calls the conversation, where its API has no field for that. Passes on like any other."""
 _OWN_PREFIX = b"x-warmroute-"
 _HOP_BY_HOP = frozenset(
     {

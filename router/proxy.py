@@ -23,7 +23,7 @@ from router.candidates import Candidates
 from router.client_request import ClientRequest, Response
 from router.decision_log import DecisionLog, Logged
 from router.exchange import Exchange, error_response
-from router.headers import RequestIds, request_headers
+from router.headers import SESSION_HEADER, RequestIds, request_headers
 from router.health import Health
 from router.metrics import RouterMetrics
 from router.placement import Attempt, NoReplicaError, Placement
@@ -135,7 +135,7 @@ class Proxy:
         body, text = await self._read(request)
         routing = parse_routing(exchange.path, text)
         exchange.model = routing.model
-        asked = await self._candidates.read(routing, request.tenant)
+        asked = await self._candidates.read(routing, request.tenant, request.header(SESSION_HEADER))
         exchange.streamed = asked.streamed
         await self._deliver(self._errand(request, exchange, body, asked))
 

@@ -1,7 +1,8 @@
-"""The lowest cost in seconds. Near ties: least to compute, fewest active, then the hash of what is not shared anyway.
+"""The lowest cost in seconds. Near ties: least to compute, fewest active, then a hash.
 
 Least to compute comes first because of a burst with one cold prefix: waiting for it where it is being computed costs
-the newcomer no more than computing it again elsewhere, and costs the fleet much less.
+the newcomer no more than computing it again elsewhere, and costs the fleet much less. The hash is that of the session
+if the client names one, else of what is not shared anyway: a name decides only where nothing else does.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.policies.base import Candidate, Pick, Policy, Request
-from router.policies.hashing import fewest_active, prefix_anchor
+from router.policies.hashing import fewest_active, session_anchor
 
 __all__ = ["CacheAware"]
 
@@ -29,7 +30,7 @@ class CacheAware(Policy):
             near = _near(min([candidate.service_seconds for candidate in tied]))
             tied = [candidate for candidate in tied if candidate.service_seconds <= near]
             shared_blocks = min(candidate.held_blocks for candidate in tied)
-            chosen = fewest_active(tied, prefix_anchor(request, shared_blocks))
+            chosen = fewest_active(tied, session_anchor(request, shared_blocks))
         return Pick(chosen, self._reason(chosen, candidates))
 
     @staticmethod

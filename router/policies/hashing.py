@@ -12,7 +12,7 @@ import xxhash
 
 from router.policies.base import Candidate, Request
 
-__all__ = ["conversation_anchor", "fewest_active", "prefix_anchor", "ranked"]
+__all__ = ["conversation_anchor", "fewest_active", "prefix_anchor", "ranked", "session_anchor"]
 
 _CONVERSATION_BLOCKS = 8
 
@@ -24,11 +24,14 @@ def prefix_anchor(request: Request, shared_blocks: int) -> bytes:
     return request.keys[min(shared_blocks, len(request.keys) - 1)].to_bytes(8, "little")
 
 
+def session_anchor(request: Request, shared_blocks: int) -> bytes:
+    """The session if the client names one, else as `prefix_anchor`."""
+    return request.session or prefix_anchor(request, shared_blocks)
+
+
 def conversation_anchor(request: Request) -> bytes:
     """The session if the client names one, else a block near the start, the same at every turn of a conversation."""
-    if request.session:
-        return request.session
-    return prefix_anchor(request, _CONVERSATION_BLOCKS - 1)
+    return session_anchor(request, _CONVERSATION_BLOCKS - 1)
 
 
 def ranked(candidates: Sequence[Candidate], anchor: bytes) -> list[Candidate]:

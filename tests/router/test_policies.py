@@ -165,6 +165,20 @@ def test_ties_are_broken_by_what_is_not_shared_anyway() -> None:
     assert set(spread) == set("abcd")
 
 
+def test_a_named_session_decides_among_near_ties_alone() -> None:
+    equal = [candidate(name) for name in "abcd"]
+    homes = {name: chosen("cache-aware", equal, request(1, session=name.encode())) for name in map(str, range(200))}
+    assert min(Counter(homes.values()).values()) > 25, "sessions spread"
+    for name, home in homes.items():
+        asked = request(99, session=name.encode())
+        assert chosen("cache-aware", equal, asked) == home, "whatever the prompt"
+        others = [candidate(other) for other in "abcd" if other != home]
+        deeper = candidate("deep", held_blocks=1, held_tokens=16, matched_tokens=16, service_seconds=0.09)
+        assert chosen("cache-aware", [candidate(home, active=1), *others], asked) != home, "never above load"
+        assert chosen("cache-aware", [candidate(home, cost_seconds=0.11), *others], asked) != home, "nor above cost"
+        assert chosen("cache-aware", [candidate(home), *others, deeper], asked) == "deep", "nor above a deeper cache"
+
+
 def test_prefix_tree_follows_what_was_sent_for_more_than_half_a_match_and_else_evens_out() -> None:
     policy = build_policy("prefix-tree")
     candidates = [candidate(name) for name in "ab"]
