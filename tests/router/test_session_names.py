@@ -17,9 +17,9 @@ async def homes(b: Bench, text: str, header: str | None = None, path: str = "", 
     """Where bounded-load hashing would send a prompt of each session, on idle replicas: the name's home."""
     found = []
     for name in NAMES:
-        named = {header: name} if header else {"prompt_cache_key": name}
-        in_body, headers = ({}, {**sent, **named}) if header else (named, sent)
-        body = chat(text=text, **in_body) | ({"path": path, "max_tokens": 8} if path else {})
+        headers = {**sent, header: name} if header else sent
+        body = chat(text=text) | ({} if header else {"prompt_cache_key": name})
+        body |= {"path": path, "max_tokens": 8} if path else {}
         async with b.client.post(b.router.url + "/route", json=body, headers=headers) as response:
             assert response.status == 200, await response.text()
             found.append((await response.json())["chosen"]["replica_id"])
