@@ -92,7 +92,7 @@ class SimulateSettings:
     )
     publish_seconds: float = setting(0.025, "until routers see what a cache holds", low=0, high=HOUR_SECONDS)
     silent: bool = setting(False, "replicas publish nothing")
-    change: tuple[str, ...] = setting((), "leave:r001@60 or join:r001@90 (seconds); repeatable", metavar="CHANGE")
+    change: tuple[str, ...] = setting((), "drain:r001@60, or leave or join (seconds); repeatable", metavar="CHANGE")
     most_prompt_tokens: int = setting(2**20, "conversations end before longer prompts", low=1, high=2**31)
     most_think_seconds: float = setting(60.0, "longest pause within a conversation", low=0, high=DAY_SECONDS)
     repeats: int = setting(1, "runs per policy, each with the next seed", low=1, high=100)

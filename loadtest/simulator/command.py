@@ -105,11 +105,11 @@ def _change(told: str) -> FleetChange:
     action, _, rest = told.partition(":")
     replica_id, _, seconds = rest.partition("@")
     try:
-        if action in ("join", "leave") and replica_id:
+        if action in ("join", "leave", "drain") and replica_id:
             return FleetChange(float(seconds), action, replica_id)
     except ValueError:
         pass
-    raise SettingsError(f"--change: {told!r} is not like leave:r001@60 or join:r001@90")
+    raise SettingsError(f"--change: {told!r} is not like drain:r001@60, leave:r001@60 or join:r001@90")
 
 
 def _conversations(settings: SimulateSettings, setup: FleetSetup, seed: int) -> list[Conversation]:

@@ -44,7 +44,7 @@ _NOTHING_FITS = "the prompt and its answer do not fit a replica's cache"
 
 @dataclass(frozen=True, slots=True)
 class FleetChange:
-    """At that time a replica `leave`s with all it does, or `join`s, cold; a restart is the one and then the other."""
+    """At that time a replica `leave`s with all it does, `drain`s (leaves once that is done), or `join`s, cold."""
 
     seconds: float
     action: str
@@ -149,7 +149,8 @@ class Simulation:
         for number in range(self.setup.replicas):
             self._join(f"r{number:03d}")
         for change in self.setup.changes:
-            self.clock.at(change.seconds, self._join if change.action == "join" else self._leave, change.replica_id)
+            act = {"join": self._join, "leave": self._leave, "drain": self._drain}[change.action]
+            self.clock.at(change.seconds, act, change.replica_id)
         for number, conversation in enumerate(self._conversations):
             first = conversation.turns[0]
             self.clock.at(conversation.start_seconds + first.think_seconds, self._ask, number, conversation, 0)
@@ -190,6 +191,15 @@ class Simulation:
             placement.retain(self.replicas.keys())
         for job in undone:
             self._lost(cast(_EngineJob, job).asked)
+
+    def _drain(self, replica_id: str) -> None:
+        if (view := self.replicas.get(replica_id)) is not None:
+            view.accepting = False
+            self._leave_if_drained(view)
+
+    def _leave_if_drained(self, view: ReplicaView) -> None:
+        if not view.accepting and not view.engine.scheduler.has_work and self.replicas.get(view.id) is view:
+            self._leave(view.id)
 
     def _on_events(self, replica_id: str, events: CacheEvents) -> None:
         self.clock.at(self.clock.now + self.setup.publish_seconds, self._publish, self.replicas[replica_id], events)
@@ -296,6 +306,9 @@ class Simulation:
             replica=chosen.replica_id,
         )
         self._unfinished -= 1
+        view = self.replicas[chosen.replica_id]
+        if not view.accepting:
+            self.clock.at(now, self._leave_if_drained, view)
         following = asked.turn + 1
         if following < len(asked.conversation.turns):
             think = asked.conversation.turns[following].think_seconds

@@ -117,6 +117,32 @@ def test_a_request_whose_replica_leaves_before_its_first_token_is_answered_by_an
     assert broken.error == "the replica left in the middle of the answer"
 
 
+def test_a_draining_replica_ends_what_it_has_takes_nothing_more_and_leaves() -> None:
+    asked = [one(1000, 500, token=number + 1, at=0.001 * number) for number in range(4)]
+    later = [one(1000, token=number + 1, at=3.0 + number) for number in range(4)]
+    run = simulate([*asked, *later], replicas=2, changes=(FleetChange(1.0, "drain", "r000"),))
+    assert [record.error for record in run.records] == [None] * 8
+    assert {record.replica for record in run.records[:4]} == {"r000", "r001"}
+    assert {record.replica for record in run.records[4:]} == {"r001"}
+    assert list(run.replicas) == ["r001"]
+    unused = simulate([one(1000, at=2.0)], replicas=2, changes=(FleetChange(1.0, "drain", "r000"),))
+    assert list(unused.replicas) == ["r001"], "one that has nothing to end leaves at once"
+
+
+def test_what_a_drained_replica_held_is_computed_again_by_all_others_evenly() -> None:
+    """No stampede: each prefix goes where least was computed lately, and who follows finds it promised there."""
+    drain = 60.0
+    asked = generate("shared-prefix", 700, 6.0, seed=1)
+    run = simulate(asked, replicas=4, changes=(FleetChange(drain, "drain", "r001"),))
+    computed: dict[str, int] = {}
+    for record in run.records:
+        if drain <= record.scheduled_seconds < drain + 30:
+            tokens = record.prompt_tokens - record.cached_tokens
+            computed[record.replica] = computed.get(record.replica, 0) + tokens
+    assert computed.keys() == {"r000", "r002", "r003"}
+    assert max(computed.values()) < 1.25 * sum(computed.values()) / 3
+
+
 def test_what_fits_no_replica_fails_and_harms_nobody() -> None:
     failed, answered = simulate([one(60_000), one(600, token=8)], replicas=1, blocks=10).records
     assert (failed.error is not None, answered.error) == (True, None)
