@@ -146,6 +146,7 @@ class Router:
         )
         self._upstream = upstream
         self.fleet.subscribe(self._retain)
+        self.placement.trust.subscribe(self._tell_of_doubt)
         public = PublicPrompts(Path(settings.public_prefixes), settings.secret) if settings.public_prefixes else None
         reader = PromptReader(executor)
         candidates = Candidates(self.fleet, self.health, reader, lambda: self.view, settings.secret, public)
@@ -222,6 +223,13 @@ class Router:
         self.health.retain(ids)
         self.metrics.retain(ids)
         self._upstream.retain(replica.url for replica in self.fleet)
+
+    def _tell_of_doubt(self, replica_id: str, doubted: bool) -> None:
+        about = fields(replica=replica_id, trust=self.placement.trust.factor(replica_id))
+        if doubted:
+            _logger.warning("a replica's cache holds less than it publishes: it counts for less", extra=about)
+        else:
+            _logger.info("a replica's cache holds what it publishes again", extra=about)
 
     def _gauges(self) -> Iterator[Metric]:
         state = (self.fleet, self.index, self.placement, self.health, self.admission)

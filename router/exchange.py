@@ -66,7 +66,7 @@ class Exchange:
                 ("x-warmroute-policy", decision.policy),
                 ("x-warmroute-reason", decision.reason),
                 ("x-warmroute-predicted-tokens", str(decision.predicted_tokens)),
-                ("x-warmroute-view", decision.view),
+                ("x-warmroute-view", decision.ladder),
             ]
         if self.cached_tokens is not None:
             headers.append(("x-warmroute-cached-tokens", str(self.cached_tokens)))
@@ -88,7 +88,7 @@ class Exchange:
                 "replica": decision.chosen.replica_id,
                 "policy": decision.policy,
                 "reason": decision.reason,
-                "view": decision.view,
+                "view": decision.ladder,
                 "prompt_tokens": decision.prompt_tokens,
                 "predicted_tokens": decision.predicted_tokens,
                 "cost_seconds": decision.chosen.cost_seconds,

@@ -80,6 +80,13 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     chosen: Candidate
     candidates: list[Candidate]
     prompt_tokens: int
+    doubted: bool = False
+    """The chosen replica is believed to hold less than it publishes of this prompt."""
+
+    @property
+    def ladder(self) -> str:
+        """The view, or that the choice was made from it with a doubt: its match counted for less than it published."""
+        return "discounted" if self.doubted and self.view == EXACT.step else self.view
 
     @property
     def predicted_tokens(self) -> int:
@@ -90,9 +97,10 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         """The choice in words, for people."""
         chosen = self.chosen
         promised = " (partly promised by requests on the way)" if chosen.matched_tokens > chosen.held_tokens else ""
+        doubt = f", of which {chosen.trust:.0%} are believed" if self.doubted else ""
         words = (
             f"{chosen.replica_id} by {self.policy} ({self.reason}): {chosen.matched_tokens} of {self.prompt_tokens} "
-            f"prompt tokens cached there{promised}; wait {chosen.wait_seconds:.3f} s "
+            f"prompt tokens cached there{promised}{doubt}; wait {chosen.wait_seconds:.3f} s "
             f"+ prefill {chosen.service_seconds:.3f} s + guard {chosen.guard_seconds:.3f} s, "
             f"cost {chosen.cost_seconds:.3f} s, {chosen.active} active"
         )
@@ -192,7 +200,9 @@ class Placement:
         if policy.reads_view and not view.usable:
             policy = self._fallback
         pick = policy.choose(request, candidates)
-        return Decision(policy.name, view.step, pick.reason, pick.candidate, candidates, request.prompt_tokens)
+        chosen = pick.candidate
+        doubted = chosen.held_tokens > 0 and self.trust.doubted(chosen.replica_id)
+        return Decision(policy.name, view.step, pick.reason, chosen, candidates, request.prompt_tokens, doubted)
 
     def dispatch(self, request: Request, replica: Replica, decision: Decision, now: float) -> Attempt:
         """Count the chosen attempt in. Call it without an await after `decide`, before the first byte leaves."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from tests.router.conftest import Bench, BenchFactory, chat
@@ -55,6 +57,21 @@ async def test_one_request_is_refused_for_a_cold_cache_at_most_once(bench: Bench
     assert (await ask(made))[0] == 200
     assert made.seen == before + 2
     await made.settled()
+
+
+async def test_a_replica_that_holds_less_than_it_publishes_is_told_of_once_and_once_more_when_it_has_healed(
+    bench: BenchFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = await bench(1)
+    (replica,) = made.replicas
+    with caplog.at_level(logging.INFO, "router.app"):
+        for cached in [0] * 30 + [1000] * 100:
+            made.router.placement.trust.observe(replica.id, 1000, cached, 16)
+    told = [(record.levelname, record.getMessage(), record.fields["replica"]) for record in caplog.records]  # type: ignore[attr-defined]
+    assert told == [
+        ("WARNING", "a replica's cache holds less than it publishes: it counts for less", replica.id),
+        ("INFO", "a replica's cache holds what it publishes again", replica.id),
+    ]
 
 
 async def test_unless_asked_to_the_router_expects_nothing_and_passes_a_412_on(bench: BenchFactory) -> None:

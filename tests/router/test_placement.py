@@ -185,6 +185,12 @@ def test_a_replica_whose_hits_never_come_is_no_longer_believed() -> None:
     doubted = next(candidate for candidate in decision.candidates if candidate.replica_id == "r0")
     assert doubted.trust < 0.1
     assert doubted.service_seconds > 0.9 * max(candidate.service_seconds for candidate in decision.candidates)
+    there = fleet.decide(ask(chain(1, blocks=100)), excluded=("r1",))
+    assert (there.view, there.ladder) == ("exact", "discounted")
+    assert "1600 of 1605 prompt tokens cached there, of which 5% are believed" in there.sentence
+    assert fleet.decide(ask(chain(2)), excluded=("r1",)).ladder == "exact", "there is nothing to doubt"
+    assert fleet.decide(ask(chain(1, blocks=100)), excluded=("r0",)).ladder == "exact"
+    assert fleet.decide(ask(chain(1, blocks=100)), ("r1",), View("stale", usable=True)).ladder == "stale"
 
 
 def test_a_promise_that_came_too_late_costs_no_trust() -> None:

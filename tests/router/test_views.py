@@ -65,6 +65,28 @@ def test_trust_falls_with_hits_that_never_come_has_a_floor_and_is_earned_back() 
     assert trust.factor("a") > 0.95
 
 
+def test_a_change_between_doubt_and_belief_is_told_once() -> None:
+    trust, told = Trust(), list[tuple[str, bool]]()
+    trust.subscribe(lambda replica_id, doubted: told.append((replica_id, doubted)))
+    for _ in range(50):
+        trust.observe("a", 1000, 0, 16)
+        trust.observe("b", 1000, 1000, 16)
+    assert told == [("a", True)]
+    assert (trust.doubted("a"), trust.doubted("b"), trust.doubted("c")) == (True, False, False)
+    while trust.factor("a") < 0.8:
+        trust.observe("a", 1000, 1000, 16)
+    for cached in (0, 1000) * 20:
+        trust.observe("a", 1000, cached, 16)
+    assert told == [("a", True)], "wavering is no change"
+    for _ in range(100):
+        trust.observe("a", 1000, 1000, 16)
+    assert told == [("a", True), ("a", False)]
+    for _ in range(50):
+        trust.observe("a", 1000, 0, 16)
+    trust.retain(["b"])
+    assert not trust.doubted("a")
+
+
 def test_less_than_a_block_short_costs_no_trust() -> None:
     trust = Trust()
     trust.observe("a", 1000, 985, 16)
