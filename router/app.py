@@ -26,6 +26,7 @@ from router.candidates import Candidates
 from router.client_connection import ClientLimits
 from router.client_server import ClientServer
 from router.control import Control
+from router.dashboard.dashboard import Dashboard
 from router.decision_log import DecisionLog, DecisionLogError
 from router.dispatcher import Dispatcher
 from router.fleet import Fleet
@@ -184,7 +185,9 @@ class Router:
             self._share_work(fleet_state)
         for watched in self._watched:
             stack.push_async_callback(_cancelled, asyncio.create_task(watched.watch()))
-        await self._listen(Dispatcher(self._proxy, control, self.api_keys))
+        dashboard = Dashboard(control, self.metrics, self.admission, self._follower)
+        stack.push_async_callback(_cancelled, asyncio.create_task(dashboard.run()))
+        await self._listen(Dispatcher(self._proxy, control, dashboard, self.api_keys))
 
     def _decision_log(self) -> DecisionLog | None:
         if self._settings.decision_log is None:

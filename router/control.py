@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 from collections.abc import Callable
@@ -16,9 +17,10 @@ from router.bodies import unpacked
 from router.candidates import Candidates
 from router.client_request import ClientRequest, Response
 from router.fleet import Fleet, FleetReplica
+from router.gauges import of_process
 from router.headers import SESSION_HEADER
 from router.health import Health
-from router.metrics import RouterMetrics
+from router.metrics import RouterMetrics, exposition
 from router.placement import NoReplicaError, Placement
 from shared.api import (
     CHAT_PATH,
@@ -85,7 +87,10 @@ class Control:
         return _json({"status": "ready", "replicas": taking_work, "view": self._candidates.view().step})
 
     async def metrics(self, request: ClientRequest) -> Response:
-        return Response(body=self._metrics.render(), content_type=CONTENT_TYPE_LATEST)
+        families = list(self._metrics.families())
+        # A large fleet's are written by a thread: requests are not to wait for it.
+        body = await asyncio.to_thread(lambda: exposition([*families, *of_process()]))
+        return Response(body=body, content_type=CONTENT_TYPE_LATEST)
 
     async def version(self, request: ClientRequest) -> Response:
         return _json({"version": version("warmroute")})
@@ -101,11 +106,20 @@ class Control:
 
     async def replicas(self, request: ClientRequest) -> Response:
         """The fleet as this router sees it."""
+        return _json({"policy": self.policy, "view": self.view, "replicas": self.describe_replicas()})
+
+    @property
+    def policy(self) -> str:
+        return self._placement.policy.name
+
+    @property
+    def view(self) -> str:
+        """The rung of the ladder."""
+        return self._candidates.view().step
+
+    def describe_replicas(self) -> list[dict[str, object]]:
         now = self._clock()
-        replicas = [self._describe(replica, now) for replica in self._fleet]
-        return _json(
-            {"policy": self._placement.policy.name, "view": self._candidates.view().step, "replicas": replicas}
-        )
+        return [self._describe(replica, now) for replica in self._fleet]
 
     async def route(self, request: ClientRequest) -> Response:
         """A dry run: the decision for this body, every candidate, and the sentence that explains it."""
@@ -143,7 +157,7 @@ class Control:
 
     async def drain(self, request: ClientRequest, replica_id: str, *, draining: bool) -> Response:
         """No new work for that replica, or again new work; what runs there goes on."""
-        self._require_admin(request)
+        self.require_admin(request)
         if not self._fleet.drain(replica_id, draining):
             message = f"no replica is called {replica_id[:200]!r}: GET /replicas names those there are"
             raise ApiError(404, "replica_not_found", message)
@@ -173,7 +187,8 @@ class Control:
             "wait_seconds": standing.wait_seconds,
         }
 
-    def _require_admin(self, request: ClientRequest) -> None:
+    def require_admin(self, request: ClientRequest) -> None:
+        """Raises ApiError where the admin key is asked for and did not come."""
         if self._admin_open:
             return
         if not self._admin_key:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from router.api_keys import ApiKeys
 from router.client_request import ClientRequest, Handler, Response
 from router.control import Control
+from router.dashboard.dashboard import Dashboard
 from router.exchange import error_response
 from router.headers import RequestIds
 from router.proxy import Proxy
@@ -21,14 +22,16 @@ _logger = logging.getLogger(__name__)
 _DRAIN_PATH = re.compile(r"/replicas/(?P<id>[^/]+)/(?P<verb>drain|undrain)")
 _ONE_MODEL = "/v1/models/"
 _PASSED_THROUGH = "/v1/"
-_WITHOUT_KEY = frozenset({"/health", "/ready", "/metrics", "/version", "/replicas", "*"})
+_WITHOUT_KEY = frozenset(
+    {"/health", "/ready", "/metrics", "/version", "/replicas", "/dashboard", "/dashboard/data", "*"}
+)
 """And the admin paths, which ask for a key of their own."""
 
 
 class Dispatcher:
     """The server's one handler. Every error is an API error in the dialect of its path."""
 
-    def __init__(self, proxy: Proxy, control: Control, api_keys: ApiKeys | None = None) -> None:
+    def __init__(self, proxy: Proxy, control: Control, dashboard: Dashboard, api_keys: ApiKeys | None = None) -> None:
         """Without `api_keys` every path is open, but for the admin paths."""
         self._api_keys = api_keys
         self._proxy = proxy
@@ -42,6 +45,8 @@ class Dispatcher:
             "/metrics": {"GET": control.metrics},
             "/version": {"GET": control.version},
             "/replicas": {"GET": control.replicas},
+            "/dashboard": {"GET": dashboard.page},
+            "/dashboard/data": {"GET": dashboard.data},
             "/route": {"POST": control.route},
             "/tokenize": {"POST": self._tokenize},
             COUNT_TOKENS_PATH: {"POST": self._count_tokens},

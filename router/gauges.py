@@ -23,7 +23,7 @@ from router.metrics import PREFIX
 from router.placement import Placement, View
 from shared.telemetry import dropped_log_lines
 
-__all__ = ["Gauges"]
+__all__ = ["Gauges", "of_process"]
 
 _VIEW_STEPS = ("exact", "stale", "hash", "approximate")
 _BREAKER_STATES = ("closed", "open", "half-open")
@@ -54,7 +54,6 @@ class Gauges:
         if self.follower is not None:
             yield from _of_follower(self.follower)
         yield from self._of_replicas()
-        yield from _PROCESS.collect()
 
     def _of_replicas(self) -> Iterator[Metric]:
         now, fleet, trust = self.clock(), self.fleet, self.placement.trust.factor
@@ -72,6 +71,11 @@ class Gauges:
             yield _gauge(f"replica_{name}", text, {(i,): value for i, value in values.items()}, "replica")
         states = {(i, state): state == now_in for i, now_in in breakers.items() for state in _BREAKER_STATES}
         yield _gauge("replica_breaker", "The state of its circuit breaker", states, "replica", "state")
+
+
+def of_process() -> Iterable[Metric]:
+    """Memory, processor time and open files, under the names that all programs use."""
+    return _PROCESS.collect()
 
 
 def _of_follower(follower: Follower) -> Iterable[Metric]:

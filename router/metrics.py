@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from router.exchange import Exchange
 from router.histogram import Histogram
+from router.recent import RecentRequests
 
 __all__ = ["PREFIX", "ReplicaCounts", "RouterMetrics", "exposition"]
 
@@ -54,6 +55,7 @@ class RouterMetrics:
         self.per_chunk = Histogram(_CHUNK_SECONDS)
         self.whole_request = Histogram(_REQUEST_SECONDS)
         self.queued = Histogram(_REQUEST_SECONDS)
+        self.recent = RecentRequests()
 
     def dispatched(self, replica_id: str, policy: str, reason: str) -> None:
         decisions, key = self._of(replica_id).decisions, (policy, reason)
@@ -74,6 +76,7 @@ class RouterMetrics:
             self.whole_request.observe(seconds)
         if exchange.queued_seconds is not None:
             self.queued.observe(exchange.queued_seconds)
+        self.recent.note(exchange)
         decision = exchange.decision
         if first_seconds is None or decision is None or exchange.status >= 300:
             return
@@ -86,7 +89,7 @@ class RouterMetrics:
         if exchange.cached_tokens is not None:
             counts.queried_tokens += decision.prompt_tokens
             counts.predicted_tokens += decision.predicted_tokens
-            counts.hit_tokens += exchange.cached_tokens
+            counts.hit_tokens += min(exchange.cached_tokens, decision.prompt_tokens)
 
     def retain(self, replica_ids: Collection[str]) -> None:
         """Forget the series of replicas that left the fleet."""
@@ -114,9 +117,6 @@ class RouterMetrics:
         yield retries
         yield from self._of_replicas()
         yield from self._gauges()
-
-    def render(self) -> bytes:
-        return exposition(self.families())
 
     def _of(self, replica_id: str) -> ReplicaCounts:
         counts = self.replicas.get(replica_id)

@@ -135,7 +135,7 @@ async def test_messages_are_refused_as_anthropic_does(bench: BenchFactory, file:
         assert (document["error"]["type"], document["error"]["code"]) == ("authentication_error", "invalid_api_key")
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/replicas"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/replicas", "/dashboard"])
 async def test_probes_and_figures_ask_for_none(bench: BenchFactory, file: Path, path: str) -> None:
     b = await keyed(bench, file)
     async with b.client.get(b.router.url + path) as response:
