@@ -43,6 +43,8 @@ _COUNT = re.compile(rb"[0-9]{1,12}")
 _EXPECT_CACHED = b"x-warmroute-expect-cached-tokens: %d\r\n"
 _ELSEWHERE = (502, 503)
 """What a dying or full replica answers: another one may do better. Client errors are the client's."""
+_MOST_UNREACHABLE = 4
+"""Replicas in turn to which a request cannot be sent. Each may take the time to connect, and repeats no work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,6 @@ class Proxy:
 
     async def _deliver(self, errand: _Errand) -> None:
         exchange, asked = errand.exchange, errand.asked
-        failed: list[str] = []
         last_failure: ApiError | None = None
         while True:
             now = self._clock()
@@ -171,7 +172,7 @@ class Proxy:
                     asked,
                     replicas,
                     now,
-                    excluded=failed,
+                    excluded=errand.failed,
                     view=view,
                     policy=errand.policy,
                     corrections=errand.corrections,
@@ -188,13 +189,14 @@ class Proxy:
                         exchange.request_id, exchange.attempts, asked, decision, now
                     )
                 self._metrics.dispatched(replica.id, decision.policy, decision.reason)
-                may_retry = len(failed) < self._limits.max_retries and len(decision.candidates) > 1
+                may_retry = errand.repeats < self._limits.max_retries and len(decision.candidates) > 1
                 await self._attempt(errand, attempt, replica.url, may_retry)
                 return
             except _ColderThanBelieved as colder:
                 errand.corrections[replica.id] = colder.cached_tokens
             except _TryElsewhere as elsewhere:
-                failed.append(replica.id)
+                errand.failed.append(replica.id)
+                errand.repeats += elsewhere.was_asked
                 last_failure = elsewhere.error
                 self._metrics.retried()
             finally:
@@ -233,6 +235,8 @@ class Proxy:
         except UpstreamError as error:
             self._note_failure(replica_id, error.failure, str(error))
             failure = _replica_failed(str(error), 504 if error.failure == "timeout" else 502)
+            if error.failure == "unreachable" and len(errand.failed) < _MOST_UNREACHABLE:
+                raise _TryElsewhere(failure, was_asked=False) from None
             if may_retry and error.failure != "timeout":
                 raise _TryElsewhere(failure) from None
             raise failure from None
@@ -288,6 +292,10 @@ class _Errand:
     """What replicas said they hold of the prompt, where that was much less than believed."""
     logged: Logged | None = None
     """The attempt under way, in the decision log."""
+    failed: list[str] = field(default_factory=list)
+    """Replicas that are not asked again."""
+    repeats: int = 0
+    """How many of them may have computed something."""
 
 
 class _ColderThanBelieved(Exception):  # noqa: N818 - a turn of the road, not an error
@@ -301,9 +309,10 @@ class _ColderThanBelieved(Exception):  # noqa: N818 - a turn of the road, not an
 class _TryElsewhere(Exception):  # noqa: N818 - a turn of the road, not an error
     """Nothing has been answered and another replica may do better; `error` is the answer if there is none."""
 
-    def __init__(self, error: ApiError) -> None:
+    def __init__(self, error: ApiError, *, was_asked: bool = True) -> None:
         super().__init__(error.message)
         self.error = error
+        self.was_asked = was_asked
 
 
 class _ModelField(msgspec.Struct):

@@ -54,7 +54,7 @@ class RouterSettings:
     first_byte_timeout_seconds: float = setting(300.0, "until a replica's answer begins", low=0.01, high=DAY_SECONDS)
     chunk_timeout_seconds: float = setting(60.0, "between two pieces of an answer", low=0.01, high=DAY_SECONDS)
     request_timeout_seconds: float = setting(3600.0, "until a replica's answer ends", low=0.01, high=DAY_SECONDS)
-    max_retries: int = setting(1, "further replicas tried before the first byte", low=0, high=16)
+    max_retries: int = setting(1, "further replicas that a request is sent to, before the first byte", low=0, high=16)
     expect_cached: bool = setting(False, "let a replica refuse a prompt of which it holds much less than published")
     decision_log: str | None = decision_log_field()
     decision_log_bytes: int = setting(64 * MIB, "size at which it becomes FILE.1 and starts anew", low=MIB, high=2**40)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["BROKEN_HTTP", "answer_to"]
+__all__ = ["BROKEN_HTTP", "answer_to", "reset"]
 
 BROKEN_HTTP = (
     b"hello?\r\n\r\n",
     b"GET / HTTP/1.1\r\nno colon here\r\n\r\n",
     b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 20_000 + b"\r\n\r\n",
 )
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """End the connection at once, by a reset."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 async def answer_to(url: str, sent: bytes) -> tuple[int, dict[str, str], Any]:

@@ -1,59 +1,77 @@
-"""A fleet of real processes that tests break: Redis, replicas with the simulated engine, a router; and a client."""
+"""A fleet of real processes that tests break: Redis, replicas with the simulated engine, routers; and a client.
+
+At the end of each test no process may have logged an error, whatever was done to it and to the others.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 
 from shared.supervisor import Child, Program
+from tests.chaos.answers import Answer, asked
 from tests.restartable_redis import RestartableRedis, restartable_redis
 
 _READY_SECONDS = 60.0
 _SETTLE_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 _ENVIRONMENT = {"WARMROUTE_SECRET": ""}
+_ERROR = re.compile(r"Z (?:error|critical) |Traceback")
+_OPEN_STATES = frozenset({"01", "02", "03", "04", "05", "08", "09", "0B"})
+"""Of /proc/net/tcp: all but TIME_WAIT, CLOSE and LISTEN, of which nobody holds a descriptor or all do for ever."""
 
 
 class Chaos:
-    """Replicas are `r1`, `r2` and `r3`; a step of theirs takes 5 ms."""
+    """Replicas are `r1`, `r2` and `r3`; a step of theirs takes 5 ms, unless `replica_flags` say otherwise."""
 
-    def __init__(self, redis: RestartableRedis, log: TextIO) -> None:
+    def __init__(self, redis: RestartableRedis, log: TextIO, replica_flags: tuple[str, ...]) -> None:
         self.redis = redis
         self.replicas: dict[str, Child] = {}
         self.router: Child
         self.url = ""
         self.client: aiohttp.ClientSession
+        """Keeps no connection open: those that are open are a test's own."""
         self._log = log
+        self._replica_flags = replica_flags
         self._started: list[Child] = []
 
-    def start_replica(self, name: str) -> Child:
+    def start_replica(self, name: str, port: int = 0) -> Child:
         flags = ("--engine", "sim", "--id", name, "--blocks", "2048", "--sim-base-seconds", "0.005")
-        return self._child(name, "replica", *flags)
+        return self._child(name, "replica", "--port", str(port), *flags, *self._replica_flags)
 
-    def start_router(self) -> Child:
+    def start_router(self, name: str = "router", *flags: str) -> Child:
         # Round robin gives every replica its share, so whatever is done to one is met by requests.
-        return self._child("router", "router", "--policy", "round-robin", "--grace-seconds", "1")
+        usual = ("--port", "0", "--policy", "round-robin", "--grace-seconds", "1")
+        return self._child(name, "router", *usual, *flags)
 
     async def start(self) -> None:
         self.replicas = {name: self.start_replica(name) for name in ("r1", "r2", "r3")}
         self.router = self.start_router()
         for child in (*self.replicas.values(), self.router):
-            await self._ready(child)
+            await self.ready(child)
         self.url = self.router.url or ""
         await self.until(lambda fleet: len(accepting(fleet)) == 3, "three replicas known")
 
-    async def restart_replica(self, name: str) -> None:
-        self.replicas[name] = self.start_replica(name)
-        await self._ready(self.replicas[name])
+    async def ready(self, child: Child) -> str:
+        return await asyncio.to_thread(child.wait_ready, _READY_SECONDS)
+
+    async def restart_replica(self, name: str, *, same_address: bool = False) -> None:
+        """A new process under the same name."""
+        before = self.replicas[name]
+        await asyncio.to_thread(before.wait, _READY_SECONDS)
+        self.replicas[name] = self.start_replica(name, urlsplit(before.url or "").port or 0 if same_address else 0)
+        await self.ready(self.replicas[name])
 
     def signal(self, name: str, number: signal.Signals) -> None:
         os.kill(self.replicas[name].pid, number)
@@ -65,78 +83,84 @@ class Chaos:
         for child in self._started:
             child.close()  # a stopped process, too, is killed
 
-    async def ask(self, *, stream: bool = True, tokens: int = 20, number: int = 0) -> Answer:
-        body = {
-            "model": "tiny",
-            "messages": [{"role": "user", "content": f"request {number} " * 30}],
-            "max_tokens": tokens,
-            "stream": stream,
-        }
-        async with self.client.post(self.url + "/v1/chat/completions", json=body) as response:
-            return Answer(response.status, response.headers.get("x-warmroute-replica", ""), await response.read())
+    async def ask(self, **wanted: Any) -> Answer:
+        return await asked(self.client, self.url, **wanted)
 
-    async def fleet(self) -> dict[str, Any]:
-        async with self.client.get(self.url + "/replicas") as response:
+    async def fleet(self, url: str = "") -> dict[str, Any]:
+        async with self.client.get((url or self.url) + "/replicas") as response:
             document: dict[str, Any] = await response.json()
             return document
 
-    async def in_flight(self) -> float:
-        async with self.client.get(self.url + "/metrics") as response:
+    async def metric(self, name: str, url: str = "") -> float:
+        async with self.client.get((url or self.url) + "/metrics") as response:
             lines = (await response.text()).splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith("warmroute_router_requests_in_flight "))
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
-    async def until(self, reached: Callable[[dict[str, Any]], bool], what: str) -> None:
+    async def until(self, reached: Callable[[dict[str, Any]], bool], what: str, url: str = "") -> None:
         """Until `reached(fleet)`, as `GET /replicas` shows it."""
         deadline = time.monotonic() + _SETTLE_SECONDS
-        while not reached(fleet := await self.fleet()):
+        while not reached(fleet := await self.fleet(url)):
             assert time.monotonic() < deadline, f"{what}: not reached: {fleet}"
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def settled(self) -> None:
-        """Every counter is back at zero: in flight, active, promised seconds of work."""
+    async def settled(self, url: str = "") -> None:
+        """Every counter is back at zero: in flight, active, promised seconds of work; and what replicas compute."""
 
         def idle(fleet: dict[str, Any]) -> bool:
             return all(not each["active"] and not each["wait_seconds"] for each in fleet["replicas"])
 
-        await self.until(idle, "no replica has work")
+        await self.until(idle, "no replica has work", url)
+        await self._until_zero(lambda: self.metric("warmroute_router_requests_in_flight", url), "requests in flight")
+        await self._until_zero(self._computing, "requests at replicas")
+
+    async def hung_up(self) -> None:
+        """Not one connection is open, neither of clients nor to replicas. (Idle ones are kept for a few seconds.)"""
+        ports = {port for child in self._started if (port := urlsplit(child.url or "").port)}
+
+        async def connections() -> float:
+            return await asyncio.to_thread(_open_connections, ports)
+
+        await self._until_zero(connections, "open connections")
+
+    async def _computing(self) -> float:
+        alive = [child.url or "" for child in self.replicas.values() if child.exit_code is None]
+        names = ("warmroute_num_requests_running", "warmroute_num_requests_waiting")
+        return sum([await self.metric(name, url) for url in alive for name in names])
+
+    async def _until_zero(self, count: Callable[[], Any], what: str) -> None:
         deadline = time.monotonic() + _SETTLE_SECONDS
-        while count := await self.in_flight():
-            assert time.monotonic() < deadline, f"{count} requests are still in flight"
+        while number := await count():
+            assert time.monotonic() < deadline, f"{what}: still {number:g}"
             await asyncio.sleep(_POLL_SECONDS)
 
     def _child(self, name: str, command: str, *flags: str) -> Child:
-        common = ("--port", "0", "--redis", self.redis.url, "--log-level", "warning")
-        child = Child(Program(name, (command, *common, *flags), _ENVIRONMENT), self._log)
+        common = ("--redis", self.redis.url, "--log-level", "warning")
+        child = Child(Program(name, (command, *flags, *common), _ENVIRONMENT), self._log)
         self._started.append(child)
         return child
-
-    async def _ready(self, child: Child) -> None:
-        await asyncio.to_thread(child.wait_ready, _READY_SECONDS)
-
-
-class Answer:
-    """`whole`: to its last byte as it should be. `told`: broken off, and the stream says so as the API does."""
-
-    def __init__(self, status: int, replica: str, body: bytes) -> None:
-        self.status = status
-        self.replica = replica
-        self.body = body
-        self.told = status == 200 and b'"error"' in body and b'"replica_failed"' in body
-        ended = body.endswith((b"data: [DONE]\n\n", b"}"))
-        self.whole = status == 200 and ended and b'"error"' not in body
 
 
 def accepting(fleet: dict[str, Any]) -> set[str]:
     return {each["id"] for each in fleet["replicas"] if each["state"] == "accepting"}
 
 
+def _open_connections(ports: set[int]) -> int:
+    """To these local ports."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[1].rpartition(":")[2], 16) in ports and row[3] in _OPEN_STATES for row in rows)
+
+
 @pytest.fixture
-async def chaos(tmp_path: Path) -> AsyncIterator[Chaos]:
+async def chaos(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Chaos]:
+    """An indirect parameter is the replicas' further flags."""
+    log_path = tmp_path / "log"
     with ExitStack() as stack:
-        log = stack.enter_context((tmp_path / "log").open("w"))
-        fleet = Chaos(stack.enter_context(restartable_redis()), log)
+        log = stack.enter_context(log_path.open("w"))
+        fleet = Chaos(stack.enter_context(restartable_redis()), log, getattr(request, "param", ()))
         stack.callback(fleet.close)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as client:
             fleet.client = client
             await fleet.start()
             yield fleet
+    errors = [line for line in log_path.read_text().splitlines() if _ERROR.search(line)]
+    assert not errors, errors[:5]

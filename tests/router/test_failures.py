@@ -72,6 +72,19 @@ async def test_retries_are_bounded(bench: BenchFactory) -> None:
     await b.settled()
 
 
+async def test_replicas_that_cannot_be_reached_are_no_retries(bench: BenchFactory) -> None:
+    b = await bench(4, max_retries=0)
+    *gone, well = sorted(b.replicas, key=lambda replica: replica.id)
+    for replica in gone:
+        await replica.stop()
+    status, _, headers = await ask(b)
+    assert (status, headers["x-warmroute-replica"]) == (200, well.id)
+    await well.stop()
+    status, body, _ = await ask(b)
+    assert (status, json.loads(body)["error"]["code"]) == (502, "replica_failed")
+    await b.settled()
+
+
 async def test_the_last_replicas_503_passes_as_it_is(bench: BenchFactory) -> None:
     b = await bench(2)
     for replica in b.replicas:
