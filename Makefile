@@ -14,7 +14,7 @@ help:
 	@echo "make test-compose  builds the Compose cluster, tests it for real, takes it down"
 	@echo "make lint          ruff, mypy, import-linter      make format   rewrites files to ruff's taste"
 	@echo "make bench         measures this machine          make clean    removes what make made"
-	@echo "make soak          10 minutes of mixed load with faults, then a verdict on what leaks (SOAK='--seconds 60')"
+	@echo "make soak          10 minutes of mixed load with faults, then a verdict on what leaks or fails (SOAK='--seconds 60')"
 	@echo "make gpu-check     on a machine with a GPU: checks kernels, answers and transfers in a few minutes"
 
 setup: $(READY)

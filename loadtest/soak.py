@@ -1,177 +1,158 @@
-"""`make soak`: mixed load on a cluster of our own, with faults, for minutes; the end says what leaks.
+"""`make soak`: mixed load on a cluster of our own, with faults, for minutes; the end says what leaks or went wrong.
 
-clients: streams, whole answers, and some that hang up        faults, one after the other, chosen by the seed:
-a sample of the router every second                           a replica killed, a replica frozen, Redis killed
+clients: all three APIs, streams and whole answers, and some that hang up
+faults:  one after the other, chosen by the seed: a replica killed, frozen or stopped, Redis killed or frozen.
+         Each is on until the fleet is whole again; then for a while there is none, and nothing may fail.
+a sample of the router every second; at the end, once nothing is under way, nothing may be left
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
 import secrets
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
 import aiohttp
 
 from loadtest.process_figures import resident_bytes
-from loadtest.soak_verdict import Sample, failures
-from shared.embedded_redis import RedisServer, start
-from shared.supervisor import Child, Program
+from loadtest.soak_cluster import REPLICAS, SoakCluster
+from loadtest.soak_verdict import Fault, Reply, Sample, failures, leaks
 
 __all__ = ["main", "soak"]
 
-_REPLICAS = ("r1", "r2", "r3")
 _CLIENTS = 12
 _PROMPTS = 200
-_READY_SECONDS = 60.0
+_PATIENCE_SECONDS = 60.0
 _SETTLE_SECONDS = 30.0
+_HEAL_SECONDS = 60.0
 _REPORT_SECONDS = 5
-_BETWEEN_FAULTS_SECONDS = 4.0
-_FROZEN_SECONDS = 2.0
-_ALLOWED_STATUSES = (200, 429, 502, 503, 504)
-
-
-class _Cluster:
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._redis_stack = stack.enter_context(ExitStack())
-        self._redis: RedisServer = self._redis_stack.enter_context(start())
-        self.replicas = {name: self._replica(name) for name in _REPLICAS}
-        self.router = self._child("router", "router", "--policy", "cache-aware")
-        for child in (*self.replicas.values(), self.router):
-            child.wait_ready(_READY_SECONDS)
-        self.url = self.router.wait_ready(0)
-
-    def kill_replica(self, name: str) -> None:
-        self.replicas[name].close()
-        self.replicas[name] = self._replica(name)
-
-    def signal_replica(self, name: str, number: signal.Signals) -> None:
-        os.kill(self.replicas[name].pid, number)
-
-    def restart_redis(self) -> None:
-        port = urlsplit(self._redis.url).port
-        self._redis.kill()
-        self._redis_stack.close()
-        self._redis = self._redis_stack.enter_context(start(port))
-
-    def _replica(self, name: str) -> Child:
-        flags = ("--engine", "sim", "--id", name, "--blocks", "2048", "--sim-base-seconds", "0.005")
-        return self._child(name, "replica", *flags)
-
-    def _child(self, name: str, command: str, *flags: str) -> Child:
-        common = ("--port", "0", "--redis", self._redis.url, "--log-level", "error")
-        child = Child(Program(name, (command, *common, *flags), {"WARMROUTE_SECRET": ""}))
-        self._stack.callback(child.close)
-        return child
+_CALM_SECONDS = 4.0
+_POLL_SECONDS = 0.1
+_STUMBLE_SECONDS = 2.0
+_LONGER_THAN_A_LEASE_SECONDS = 7.0
+_PATHS = ("/v1/chat/completions", "/v1/chat/completions", "/v1/messages", "/v1/completions")
+_LAST_EVENTS = (b"data: [DONE]\n\n", b'{"type":"message_stop"}\n\n')
 
 
 class _Soak:
-    def __init__(self, cluster: _Cluster, session: aiohttp.ClientSession, random_: random.Random) -> None:
+    def __init__(self, cluster: SoakCluster, session: aiohttp.ClientSession, random_: random.Random) -> None:
         self._cluster = cluster
         self._session = session
         self._random = random_
+        self.replies: list[Reply] = []
+        """Those that were not whole; all are counted in `outcomes`."""
+        self.faults: list[Fault] = []
         self.outcomes: Counter[str] = Counter()
-        self.wrong: list[str] = []
 
     async def client(self) -> None:
         while True:
-            try:
-                await self._ask()
-            except aiohttp.ClientError as error:
-                # A whole answer that its replica broke off ends like this: there is no other way to tell.
-                self.outcomes[type(error).__name__] += 1
+            began = time.monotonic()
+            outcome = await self._ask()
+            self.outcomes[outcome] += 1
+            if outcome not in ("ok", "left"):
+                self.replies.append(Reply(outcome, began, time.monotonic()))
 
-    async def faults(self) -> None:
+    async def break_things(self) -> None:
         while True:
-            await asyncio.sleep(_BETWEEN_FAULTS_SECONDS)
-            name = self._random.choice(_REPLICAS)
-            fault = self._random.choice(("kill", "freeze", "redis"))
-            self.outcomes[fault] += 1
-            if fault == "kill":
-                await asyncio.to_thread(self._cluster.kill_replica, name)
-                await asyncio.to_thread(self._cluster.replicas[name].wait_ready, _READY_SECONDS)
-            elif fault == "redis":
-                await asyncio.to_thread(self._cluster.restart_redis)
-            else:
-                self._cluster.signal_replica(name, signal.SIGSTOP)
-                try:
-                    await asyncio.sleep(_FROZEN_SECONDS)
-                finally:
-                    self._cluster.signal_replica(name, signal.SIGCONT)
+            await asyncio.sleep(_CALM_SECONDS)
+            name, do = self._choose_fault()
+            self.outcomes[name] += 1
+            self.faults.append(fault := Fault(name, time.monotonic()))
+            await asyncio.to_thread(do)
+            with suppress(TimeoutError):
+                await self.whole()
+                fault.ended = time.monotonic()
+
+    async def whole(self) -> None:
+        """Once the router takes all replicas and knows all they hold. Raises TimeoutError."""
+        async with asyncio.timeout(_HEAL_SECONDS):
+            fleet = await self._fleet()
+            while not _is_whole(fleet):
+                await asyncio.sleep(_POLL_SECONDS)
+                fleet = await self._fleet()
 
     async def sample(self) -> Sample:
         pid = self._cluster.router.pid
         async with self._session.get(self._cluster.url + "/metrics") as response:
-            lines = (await response.text()).splitlines()
-        in_flight = next(
-            float(line.split()[1]) for line in lines if line.startswith("warmroute_router_requests_in_flight ")
-        )
-        async with self._session.get(self._cluster.url + "/replicas") as response:
-            replicas = (await response.json())["replicas"]
+            figures = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines() if line[0] != "#")
+        active = sum(each["active"] for each in (await self._fleet())["replicas"])
         process = Path(f"/proc/{pid}")
-        descriptors, threads = (sum(1 for _ in (process / folder).iterdir()) for folder in ("fd", "task"))
-        return Sample(resident_bytes(pid), descriptors, threads, in_flight, sum(each["active"] for each in replicas))
-
-    async def joined(self) -> None:
-        """Once the router knows all replicas. Raises TimeoutError."""
-        async with asyncio.timeout(_SETTLE_SECONDS):
-            accepting = 0
-            while accepting < len(_REPLICAS):
-                await asyncio.sleep(0.1)
-                async with self._session.get(self._cluster.url + "/replicas") as response:
-                    replicas = (await response.json())["replicas"]
-                accepting = sum(each["state"] == "accepting" for each in replicas)
+        return Sample(
+            resident_bytes=resident_bytes(pid),
+            descriptors=sum(1 for _ in (process / "fd").iterdir()),
+            threads=sum(1 for _ in (process / "task").iterdir()),
+            tasks=float(figures["warmroute_router_tasks"]),
+            in_flight=float(figures["warmroute_router_requests_in_flight"]),
+            active=active,
+        )
 
     async def settled(self) -> Sample:
-        """The sample once nothing is under way, or the last one before patience ends."""
+        """The sample once nothing is under way and connections kept for nobody are closed, or after some patience."""
         deadline = time.monotonic() + _SETTLE_SECONDS
-        while True:
+        sample = await self.sample()
+        while (sample.in_flight or sample.active) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
             sample = await self.sample()
-            if not (sample.in_flight or sample.active) or time.monotonic() > deadline:
-                return sample
-            await asyncio.sleep(0.1)
+        return sample
 
-    async def _ask(self) -> None:
+    async def _fleet(self) -> dict[str, Any]:
+        async with self._session.get(self._cluster.url + "/replicas") as response:
+            fleet: dict[str, Any] = await response.json()
+            return fleet
+
+    def _choose_fault(self) -> tuple[str, Callable[[], None]]:
+        cluster, replica = self._cluster, self._random.choice(REPLICAS)
+        faults: tuple[tuple[str, Callable[[], None]], ...] = (
+            (f"kill {replica}", partial(cluster.kill_replica, replica)),
+            (f"freeze {replica}", partial(cluster.freeze_replica, replica, _LONGER_THAN_A_LEASE_SECONDS)),
+            (f"let {replica} stumble", partial(cluster.freeze_replica, replica, _STUMBLE_SECONDS)),
+            (f"stop {replica}", partial(cluster.stop_replica, replica)),
+            ("kill redis", cluster.kill_redis),
+            ("freeze redis", partial(cluster.freeze_redis, _STUMBLE_SECONDS)),
+        )
+        return self._random.choice(faults)
+
+    async def _ask(self) -> str:
+        """How it ended: see `Reply`."""
         stream, leaves = self._random.random() < 0.7, self._random.random() < 0.2
-        text = f"prompt {self._random.randrange(_PROMPTS)} " * 40
-        body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 24, "stream": stream}
-        patience = self._random.uniform(0.005, 0.2) if leaves else 60.0
+        path = self._random.choice(_PATHS)
+        text = f"prompt {self._random.randrange(_PROMPTS)} " * self._random.choice((20, 40, 160))
+        prompt = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+        body = {"model": "tiny", "max_tokens": self._random.choice((1, 24, 60)), "stream": stream, **prompt}
+        patience = self._random.uniform(0.005, 0.3) if leaves else _PATIENCE_SECONDS
         try:
             async with asyncio.timeout(patience):
-                async with self._session.post(self._cluster.url + "/v1/chat/completions", json=body) as response:
+                async with self._session.post(self._cluster.url + path, json=body) as response:
                     answer = await response.read()
         except TimeoutError:
-            self.outcomes["left" if leaves else "timed out"] += 1
-            if not leaves:
-                self.wrong.append("a request was not answered within 60 s")
-            return
-        self.outcomes[str(response.status)] += 1
-        if response.status not in _ALLOWED_STATUSES:
-            self.wrong.append(f"a request was answered with status {response.status}")
-        elif response.status == 200 and stream and not answer.endswith(b"data: [DONE]\n\n"):
-            self.wrong.append("a stream ended without its last event")
+            return "left" if leaves else "late"
+        except aiohttp.ClientError:
+            return "cut"
+        if response.status != 200:
+            return str(response.status)
+        if b'"error"' in answer:
+            return "told"
+        return "ok" if answer.endswith(_LAST_EVENTS if stream else b"}") else "incomplete"
 
 
-async def soak(seconds: float, seed: int, say: Callable[[str], object]) -> list[str]:
+async def soak(seconds: float, seed: int, say: Callable[[str], object], clients: int = _CLIENTS) -> list[str]:
     """What failed, one sentence each; progress goes to `say`."""
-    with ExitStack() as stack:
-        cluster = await asyncio.to_thread(_Cluster, stack)
+    with await asyncio.to_thread(SoakCluster().__enter__) as cluster:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             run = _Soak(cluster, session, random.Random(seed))
-            await run.joined()
+            await run.whole()
             before = await run.settled()
-            tasks = [asyncio.create_task(run.client()) for _ in range(_CLIENTS)]
-            tasks.append(asyncio.create_task(run.faults()))
+            load = [asyncio.create_task(run.client()) for _ in range(clients)]
+            breaking = asyncio.create_task(run.break_things())
             samples: list[Sample] = []
             ends = time.monotonic() + seconds
             while time.monotonic() < ends:
@@ -179,22 +160,38 @@ async def soak(seconds: float, seed: int, say: Callable[[str], object]) -> list[
                 samples.append(sample := await run.sample())
                 if len(samples) % _REPORT_SECONDS == 0:
                     say(f"{len(samples):4} s  {sample.resident_bytes / 2**20:.1f} MiB  {sample}  {dict(run.outcomes)}")
-            for task in tasks:
-                task.cancel()
-            for task in tasks:
-                with suppress(asyncio.CancelledError):
-                    await task
+            await _cancelled(breaking)
+            if run.faults and run.faults[-1].ended == float("inf"):
+                with suppress(TimeoutError):
+                    await run.whole()  # under load: that is what closes breakers
+                    run.faults[-1].ended = time.monotonic()
+            for task in load:
+                await _cancelled(task)
             after = await run.settled()
-        return [*failures(before, samples, after), *dict.fromkeys(run.wrong)]
+            logged = await asyncio.to_thread(cluster.logged)
+    return [*leaks(before, samples, after), *failures(run.replies, run.faults, logged)]
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def _is_whole(fleet: dict[str, Any]) -> bool:
+    taken = [each for each in fleet["replicas"] if each["state"] == "accepting" and each["breaker"] == "closed"]
+    return len(taken) == len(REPLICAS) and bool(fleet["view"] == "exact")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--clients", type=int, default=_CLIENTS)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     given = parser.parse_args(arguments)
     sys.stdout.write(f"seed {given.seed}\n")
-    found = asyncio.run(soak(given.seconds, given.seed, lambda line: print(line, flush=True)))  # noqa: T201
+    say = partial(print, flush=True)
+    found = asyncio.run(soak(given.seconds, given.seed, say, given.clients))
     for sentence in found:
         sys.stdout.write(f"FAILED: {sentence}\n")
     if not found:

@@ -5,6 +5,7 @@ What is one of several states is one series for each, 1 where it is so: sums ove
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class Gauges:
         yield _gauge("info", "The version that runs", {(version("warmroute"),): 1}, "version")
         yield _gauge("requests_in_flight", "Requests in flight", {(): self.admission.in_flight})
         yield _gauge("requests_queued", "Requests that wait until the router takes them", {(): self.admission.queued})
+        yield _gauge("tasks", "Tasks of the event loop", {(): len(asyncio.all_tasks())})
         step = self.view().step
         text = "The rung of the ladder: what is known of the caches"
         yield _gauge("view", text, {(known,): known == step for known in _VIEW_STEPS}, "step")
