@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from router.exchange import router_shutting_down
 from router.fair_queue import FairQueue
 from shared.api import ApiError
 
@@ -100,7 +101,7 @@ class Admission:
         if self._timer is not None:
             self._timer.cancel()
         while self._line:
-            self._refuse(self._line.pop(), _shutting_down())
+            self._refuse(self._line.pop(), router_shutting_down())
         if not self.in_flight:
             self._idle.set()
 
@@ -129,7 +130,7 @@ class Admission:
 
     def _line_up(self, tenant: str) -> _Turn:
         if self.closed:
-            raise _shutting_down()
+            raise router_shutting_down()
         weight = self._weight_of(tenant)
         if self.queued >= self._max_queue:
             last = self._line.crowding_out(tenant, weight)
@@ -178,8 +179,3 @@ class Admission:
         now = self._clock()
         gap, self._gap_began = now - self._gap_began, now
         self._gap_seconds += _GAP_SMOOTHING * (gap - self._gap_seconds) if self._gap_seconds else gap
-
-
-def _shutting_down() -> ApiError:
-    message = "this router is shutting down: retry, another one may answer"
-    return ApiError(503, "shutting_down", message, retry_after_seconds=1.0)

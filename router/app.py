@@ -40,6 +40,7 @@ from router.prober import Prober
 from router.prompt_reader import PromptReader
 from router.proxy import Limits, Proxy
 from router.public_prompts import PublicPrompts
+from router.retries import Retries
 from router.shared_work import Journal, OthersWork
 from router.tls import ServerTls, TlsError, replica_context
 from router.upstream import Upstream
@@ -80,6 +81,7 @@ class Router:
             settings.max_queue_seconds,
             self.api_keys.weight_of if self.api_keys is not None else lambda tenant: 1.0,
         )
+        self.retries = Retries(settings.retry_budget, settings.retry_unanswered)
         self._journal = Journal(secrets.token_hex(8)) if settings.redis is not None else None
         self.placement = Placement(
             self.index, build_policy(settings.policy), build_policy("consistent-hash"), journal=self._journal
@@ -158,7 +160,14 @@ class Router:
             self.health,
             self.admission,
             self.metrics,
-            Limits(settings.max_body_bytes, settings.max_retries, settings.admin_key, settings.expect_cached),
+            Limits(
+                settings.max_body_bytes,
+                settings.max_retries,
+                settings.request_timeout_seconds,
+                settings.admin_key,
+                settings.expect_cached,
+            ),
+            self.retries,
             self._decision_log(),
         )
         control = Control(
@@ -235,7 +244,7 @@ class Router:
             _logger.info("a replica's cache holds what it publishes again", extra=about)
 
     def _gauges(self) -> Iterator[Metric]:
-        state = (self.fleet, self.index, self.placement, self.health, self.admission)
+        state = (self.fleet, self.index, self.placement, self.health, self.admission, self.retries)
         return Gauges(*state, view=lambda: self.view, follower=self._follower).families()
 
 

@@ -11,7 +11,7 @@ from router.placement import Decision
 from shared.api import GENERATION_PATHS, ApiError, dialect_of
 from shared.telemetry import fields
 
-__all__ = ["Exchange", "error_response"]
+__all__ = ["Exchange", "error_response", "router_shutting_down"]
 
 _logger = logging.getLogger(__name__)
 
@@ -116,3 +116,8 @@ def error_response(
     """The error as the path's dialect has it; `headers` are the exchange's, if there is one."""
     said = [(name, safe_value(value)) for name, value in headers or _request_ids(path, request_id)]
     return Response(error.status, error.body(dialect_of(path), request_id), headers=[*said, *error.headers().items()])
+
+
+def router_shutting_down() -> ApiError:
+    message = "this router is shutting down: retry, another one may answer"
+    return ApiError(503, "shutting_down", message, retry_after_seconds=1.0)

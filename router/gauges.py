@@ -22,6 +22,7 @@ from router.follower import Follower
 from router.health import Health
 from router.metrics import PREFIX
 from router.placement import Placement, View
+from router.retries import Retries
 from shared.telemetry import dropped_log_lines
 
 __all__ = ["Gauges", "of_process"]
@@ -40,6 +41,7 @@ class Gauges:
     placement: Placement
     health: Health
     admission: Admission
+    retries: Retries
     view: Callable[[], View]
     follower: Follower | None
     clock: Callable[[], float] = time.monotonic
@@ -49,6 +51,7 @@ class Gauges:
         yield _gauge("requests_in_flight", "Requests in flight", {(): self.admission.in_flight})
         yield _gauge("requests_queued", "Requests that wait until the router takes them", {(): self.admission.queued})
         yield _gauge("tasks", "Tasks of the event loop", {(): len(asyncio.all_tasks())})
+        yield _counter("retries_denied", "Requests not sent on, for want of retry budget", {(): self.retries.denied})
         step = self.view().step
         text = "The rung of the ladder: what is known of the caches"
         yield _gauge("view", text, {(known,): known == step for known in _VIEW_STEPS}, "step")

@@ -22,7 +22,7 @@ from router.bodies import unpacked
 from router.candidates import Candidates
 from router.client_request import ClientRequest, Response
 from router.decision_log import DecisionLog, Logged
-from router.exchange import Exchange, error_response
+from router.exchange import Exchange, error_response, router_shutting_down
 from router.headers import SESSION_HEADER, RequestIds, request_headers
 from router.health import Health
 from router.metrics import RouterMetrics
@@ -30,6 +30,7 @@ from router.placement import Attempt, NoReplicaError, Placement
 from router.policies.base import Policy, Request
 from router.policies.least_loaded import LeastLoaded
 from router.relay import BrokenOffError, relay
+from router.retries import Failing, Retries
 from router.upstream import Upstream, UpstreamError, UpstreamResponse
 from shared.api import ApiError, parse_routing
 from shared.api_errors import internal_error
@@ -41,8 +42,10 @@ _logger = logging.getLogger(__name__)
 
 _COUNT = re.compile(rb"[0-9]{1,12}")
 _EXPECT_CACHED = b"x-warmroute-expect-cached-tokens: %d\r\n"
-_ELSEWHERE = (502, 503)
-"""What a dying or full replica answers: another one may do better. Client errors are the client's."""
+_ELSEWHERE: dict[int, Failing] = {502: "unanswered", 503: "refused"}
+"""What a dying or full replica answers: another one may do better. Client errors are the client's. A 502 is what stands
+before a replica says of it, who may have executed the request.
+"""
 _MOST_UNREACHABLE = 4
 """Replicas in turn to which a request cannot be sent. Each may take the time to connect, and repeats no work."""
 
@@ -51,6 +54,8 @@ _MOST_UNREACHABLE = 4
 class Limits:
     max_body_bytes: int
     max_retries: int
+    request_timeout_seconds: float
+    """From a request's arrival to the last byte of its answer, whatever is tried in between."""
     admin_key: str = ""
     expect_cached: bool = False
     """Tell replicas what they are believed to hold of a prompt, so that one that holds much less says so at once."""
@@ -68,6 +73,7 @@ class Proxy:
         admission: Admission,
         metrics: RouterMetrics,
         limits: Limits,
+        retries: Retries,
         decision_log: DecisionLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,12 +84,12 @@ class Proxy:
         self._admission = admission
         self._metrics = metrics
         self._limits = limits
+        self._retries = retries
         self._decision_log = decision_log
         self._admin_key = limits.admin_key.encode()
         self._clock = clock
         self._ids = RequestIds()
         self._least_loaded = LeastLoaded()
-        self._open: set[UpstreamResponse] = set()
 
     async def generate(self, request: ClientRequest) -> Response | None:
         """One of the paths that generate: placed by its prompt."""
@@ -95,8 +101,7 @@ class Proxy:
 
     def cut_off(self) -> None:
         """The router goes away: what is still streaming ends with an error its client understands."""
-        for upstream in list(self._open):
-            upstream.cut()
+        self._upstream.cut_off()
 
     async def _answer(
         self,
@@ -163,6 +168,7 @@ class Proxy:
     async def _deliver(self, errand: _Errand) -> None:
         exchange, asked = errand.exchange, errand.asked
         last_failure: ApiError | None = None
+        self._retries.arrived()
         while True:
             now = self._clock()
             try:
@@ -189,8 +195,8 @@ class Proxy:
                         exchange.request_id, exchange.attempts, asked, decision, now
                     )
                 self._metrics.dispatched(replica.id, decision.policy, decision.reason)
-                may_retry = errand.repeats < self._limits.max_retries and len(decision.candidates) > 1
-                await self._attempt(errand, attempt, replica.url, may_retry)
+                others = errand.repeats < self._limits.max_retries and len(decision.candidates) > 1
+                await self._attempt(errand, attempt, replica.url, others)
                 return
             except _ColderThanBelieved as colder:
                 errand.corrections[replica.id] = colder.cached_tokens
@@ -202,7 +208,7 @@ class Proxy:
             finally:
                 self._placement.finish(attempt, self._clock())
 
-    async def _attempt(self, errand: _Errand, attempt: Attempt, base_url: str, may_retry: bool) -> None:
+    async def _attempt(self, errand: _Errand, attempt: Attempt, base_url: str, others: bool) -> None:
         """Raises _TryElsewhere where another replica may be asked, _ColderThanBelieved where this one took nothing on
         for want of the cache it was chosen for, and ApiError where nothing has been answered and nobody may be asked.
         """
@@ -212,8 +218,14 @@ class Proxy:
         upstream: UpstreamResponse | None = None
         self._health.begin(replica_id)
         try:
-            upstream = await self._upstream.open(request.method, base_url, request.target, headers, errand.body)
-            self._open.add(upstream)
+            upstream = await self._upstream.open(
+                request.method,
+                base_url,
+                request.target,
+                headers,
+                errand.body,
+                ends_within_seconds=self._seconds_left(exchange),
+            )
             # 429 and 503 are pressure, other client errors the client's: the replica is well.
             well = upstream.status < 500 or upstream.status == 503
             if well:
@@ -224,7 +236,8 @@ class Proxy:
             if upstream.status == 412 and expected and (held := _cached_tokens(upstream)) is not None:
                 self._placement.colder(attempt, held)
                 raise _ColderThanBelieved(held)
-            if may_retry and upstream.status in _ELSEWHERE:
+            failing = _ELSEWHERE.get(upstream.status)
+            if failing is not None and others and self._retries.allows(failing, request.method, exchange.path):
                 raise _TryElsewhere(_replica_failed(f"it answered {upstream.status}"))
             first = await upstream.read()
             self._first_byte(errand, attempt, upstream)
@@ -233,11 +246,16 @@ class Proxy:
                 self._health.succeeded(replica_id)
             exchange.outcome = "ok" if upstream.status < 400 else f"replica_{upstream.status}"
         except UpstreamError as error:
+            if error.failure == "cut":
+                raise router_shutting_down() from None
             self._note_failure(replica_id, error.failure, str(error))
-            failure = _replica_failed(str(error), 504 if error.failure == "timeout" else 502)
-            if error.failure == "unreachable" and len(errand.failed) < _MOST_UNREACHABLE:
+            if error.failure == "timeout":
+                raise _replica_failed(str(error), 504) from None
+            failure = _replica_failed(str(error))
+            if not error.sent and len(errand.failed) < _MOST_UNREACHABLE:
                 raise _TryElsewhere(failure, was_asked=False) from None
-            if may_retry and error.failure != "timeout":
+            failing = "lost" if error.failure == "lost" else "unanswered"
+            if others and self._retries.allows(failing, request.method, exchange.path):
                 raise _TryElsewhere(failure) from None
             raise failure from None
         except BrokenOffError as broken:
@@ -248,8 +266,14 @@ class Proxy:
         finally:
             self._health.abandoned(replica_id)
             if upstream is not None:
-                self._open.discard(upstream)
                 upstream.close()
+
+    def _seconds_left(self, exchange: Exchange) -> float:
+        """Raises ApiError 504 where there are none."""
+        seconds = self._limits.request_timeout_seconds - (self._clock() - exchange.started_seconds)
+        if seconds <= 0:
+            raise _replica_failed("no time is left for the request", 504)
+        return seconds
 
     def _headers(self, errand: _Errand, attempt: Attempt) -> bytes:
         """With what is expected of the replica's cache; not again after a refusal: one is enough."""

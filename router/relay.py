@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from router.client_request import ClientRequest
-from router.exchange import Exchange
+from router.exchange import Exchange, router_shutting_down
 from router.headers import response_headers
 from router.reply import Reply
 from router.upstream import UpstreamError, UpstreamResponse
@@ -74,5 +74,5 @@ def _end_broken(reply: Reply, upstream: UpstreamResponse, exchange: Exchange, er
 
 def _failure(error: UpstreamError) -> ApiError:
     if error.failure == "cut":
-        return ApiError(503, "shutting_down", "this router is shutting down: send the request again")
+        return router_shutting_down()
     return ApiError(502, "replica_failed", f"the replica failed while answering: {error}; send the request again")

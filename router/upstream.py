@@ -5,8 +5,8 @@
     response.forward(sink); await response.progress()         each handed to `sink` the moment it comes
     response.close()                                          always; before the end it hangs up at once
 
-A pooled connection that turns out to be dead before a byte of answer is no fault of the replica: the request is sent
-once more there, on a fresh one. Everything else raises UpstreamError.
+A pooled connection that turns out to be dead the moment it is used is no fault of the replica: the request is sent once
+more there, on a fresh one. Everything else raises UpstreamError.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ __all__ = ["Upstream", "UpstreamError", "UpstreamResponse"]
 
 # Below the 5 s after which common servers close an idle connection.
 _IDLE_SECONDS = 4.0
+_STALE_SECONDS = 1.0
+"""Who hung up before it was asked is found out within a round trip; later it is one that dies while it computes."""
 _SWEEP_SECONDS = 0.1
 """How late an answer may be found to be late."""
 _MOST_ORIGINS = 4096
@@ -59,6 +61,7 @@ class Upstream:
         self._pools: defaultdict[_Origin, ConnectionPool] = defaultdict(ConnectionPool)
         self._leaving: list[ConnectionPool] = []
         """Of places that are gone, where answers may still be on their way."""
+        self._cut_off = False
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop
         self._sweep: asyncio.TimerHandle
@@ -87,6 +90,12 @@ class Upstream:
         """Nobody answers there: the same for one place, which may come back."""
         self._pools[_origin(base_url)].lose()
 
+    def cut_off(self) -> None:
+        """Nothing more is asked or read: whoever waits for an answer, or for more of it, gets UpstreamError, `cut`."""
+        self._cut_off = True
+        for pool in (*self._pools.values(), *self._leaving):
+            pool.cut()
+
     async def open(
         self,
         method: str,
@@ -95,8 +104,9 @@ class Upstream:
         headers: bytes,
         body: bytes,
         timeout_seconds: float | None = None,
+        ends_within_seconds: float | None = None,
     ) -> UpstreamResponse:
-        """Send the request and wait for the head of the answer.
+        """Send the request and wait for the head of the answer, whose last byte must come within the time given.
 
         `target` is taken as it stands, encoded; `headers` are whole lines, but for `Host` and `Content-Length`.
         """
@@ -109,24 +119,35 @@ class Upstream:
             headers,
             length,
         )
-        limit = timeout_seconds or self._first_byte_timeout_seconds
+        asked_at = self._loop.time()
+        ends_at = asked_at + (ends_within_seconds or self._request_timeout_seconds)
+        limit = min(timeout_seconds or self._first_byte_timeout_seconds, ends_at - asked_at)
+        sent = False
         for connection in (self._pooled(origin), None):
             reused = connection is not None
-            if connection is None:
-                connection = await self._connect(origin, limit)
-            response = UpstreamResponse(
-                connection, method, limit, self._chunk_timeout_seconds, self._request_timeout_seconds
-            )
+            response: UpstreamResponse | None = None
             try:
+                if connection is None:
+                    connection = await self._connect(origin, limit)
+                if self._cut_off:
+                    connection.abort()
+                    raise UpstreamError("cut", "nothing is asked any more")
+                now = self._loop.time()
+                response = UpstreamResponse(connection, method, limit, self._chunk_timeout_seconds, ends_at - now)
                 connection.send(response, head, body)
+                sent = True
                 await response.begun()
             except UpstreamError as error:
-                response.close()
-                if reused and response.unanswered and error.failure == "broken":
-                    continue
+                stale = reused and error.failure == "broken" and self._loop.time() - asked_at < _STALE_SECONDS
+                if response is not None:
+                    response.close()
+                    if stale and response.unanswered:
+                        continue
+                error.sent = sent
                 raise
             except BaseException:
-                response.close()
+                if response is not None:
+                    response.close()
                 raise
             return response
         raise AssertionError("a fresh connection answers or raises")

@@ -34,6 +34,8 @@ class UpstreamError(Exception):
     def __init__(self, failure: Failure, message: str) -> None:
         super().__init__(message)
         self.failure = failure
+        self.sent = True
+        """The replica may have the whole request, and may have executed it."""
 
 
 class ConnectionPool:
@@ -51,6 +53,10 @@ class ConnectionPool:
         """The place is gone: whoever waits there for a first byte is told at once."""
         for connection in list(self.open):
             connection.lose()
+
+    def cut(self) -> None:
+        for connection in list(self.open):
+            connection.cut()
 
     def expire(self, now: float, idle_since: float) -> None:
         """Give up the answers that are late, and connections that have been idle since then."""
@@ -133,6 +139,10 @@ class Connection(asyncio.Protocol):
             self.abort()
         elif not self._response.begun_body:
             self._response.lose()
+
+    def cut(self) -> None:
+        if self._response is not None:
+            self._response.cut()
 
     def abort(self) -> None:
         self._response = None

@@ -24,6 +24,8 @@ from shared.settings_fields import (
 )
 from shared.settings_sources import SettingsError, setting
 
+UNANSWERED = ("none", "generation", "all")
+
 __all__ = ["RouteSettings", "RouterSettings", "TopSettings"]
 
 
@@ -53,8 +55,14 @@ class RouterSettings:
     connect_timeout_seconds: float = setting(2.0, "to connect to a replica", low=0.01, high=HOUR_SECONDS)
     first_byte_timeout_seconds: float = setting(300.0, "until a replica's answer begins", low=0.01, high=DAY_SECONDS)
     chunk_timeout_seconds: float = setting(60.0, "between two pieces of an answer", low=0.01, high=DAY_SECONDS)
-    request_timeout_seconds: float = setting(3600.0, "until a replica's answer ends", low=0.01, high=DAY_SECONDS)
+    request_timeout_seconds: float = setting(
+        3600.0, "from a request's arrival to its answer's end, retries included", low=0.01, high=DAY_SECONDS
+    )
     max_retries: int = setting(1, "further replicas that a request is sent to, before the first byte", low=0, high=16)
+    retry_budget: float = setting(0.2, "retries per request, in the long run", low=0, high=16)
+    retry_unanswered: str = setting(
+        "generation", "what is sent again though a replica may have executed it", choices=UNANSWERED
+    )
     expect_cached: bool = setting(False, "let a replica refuse a prompt of which it holds much less than published")
     decision_log: str | None = decision_log_field()
     decision_log_bytes: int = setting(64 * MIB, "size at which it becomes FILE.1 and starts anew", low=MIB, high=2**40)

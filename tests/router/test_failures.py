@@ -286,7 +286,7 @@ async def raw_server(serve: Serve) -> AsyncIterator[str]:
             writer.transport.abort()
 
 
-async def _read_request(reader: asyncio.StreamReader) -> bytes:
+async def read_request(reader: asyncio.StreamReader) -> bytes:
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(
         (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0
@@ -301,7 +301,7 @@ async def _read_request(reader: asyncio.StreamReader) -> bytes:
 )
 async def test_a_replica_that_answers_garbage_costs_a_502_and_nothing_else(bench: BenchFactory, garbage: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = await _read_request(reader)
+        request = await read_request(reader)
         writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n" if request[:3] == b"GET" else garbage)
         await writer.drain()
         writer.close()
@@ -321,7 +321,7 @@ async def test_a_stale_pooled_connection_is_sent_again_once_to_the_same_replica(
         """One good answer a connection; the second request on it is met by a reset."""
         nonlocal connections
         connections += 1
-        await _read_request(reader)
+        await read_request(reader)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
         await writer.drain()
         await reader.read(1)
