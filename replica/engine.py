@@ -21,10 +21,11 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Concatenate, ParamSpec, TypeVar
 
-from replica.block_moves import Transferred, carry_out
+from replica.block_moves import carry_out
 from replica.block_pool import IntegrityError
 from replica.cache_events import CacheEvents
 from replica.cache_view import CacheDescription, describe
+from replica.crossover import Crossover
 from replica.engine_events import EngineState, TokenEvent, event_of
 from replica.guests import Guests
 from replica.prefix_cache import ResetResult
@@ -75,7 +76,7 @@ class Engine:
         *,
         deliver: Callable[[list[TokenEvent]], None],
         on_cache_events: Callable[[CacheEvents], None],
-        on_transfer: Callable[[Transferred], None] = lambda transferred: None,
+        crossover: Crossover | None = None,
         meter: StepMeter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,7 +84,7 @@ class Engine:
         self._scheduler = scheduler
         self._deliver = deliver
         self._on_cache_events = on_cache_events
-        self._on_transfer = on_transfer
+        self._crossover = crossover
         self._clock = clock
         self._meter = meter or StepMeter()
         self._guests = Guests(runner, scheduler, self._move_blocks_now)
@@ -239,8 +240,8 @@ class Engine:
         except Exception as error:
             # Some blocks now hold something else than the cache believes, and nobody knows which.
             raise _BlocksLostError(f"blocks could not be moved ({error})") from error
-        if moves:
-            self._on_transfer(transferred)
+        if moves and self._crossover is not None:
+            self._crossover.observe(transferred)
 
     def _move_blocks_now(self) -> None:
         """For a guest, outside a step. It may find itself gone afterwards."""
@@ -326,6 +327,7 @@ class Engine:
         return EngineState(
             load=load,
             cost=self._meter.coefficients(),
+            onload_seconds_per_token=self._crossover.onload_seconds_per_token if self._crossover is not None else None,
             counters=replace(scheduler.counters),
             evictions=dict(scheduler.cache.evictions),
             held_blocks=scheduler.cache.held_blocks,

@@ -36,6 +36,8 @@ class EngineState:
 
     load: ReplicaLoad
     cost: CostCoefficients | None
+    onload_seconds_per_token: float | None
+    """Measured; None: not yet."""
     counters: Counters
     evictions: dict[str, int]
     held_blocks: int

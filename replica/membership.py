@@ -103,6 +103,7 @@ class Membership:
             replica_class=backend.replica_class,
             load=state.load,
             cost=state.cost or backend.cost,
+            onload_seconds_per_token=state.onload_seconds_per_token,
             state="draining" if self._service.draining else "accepting",
             started_at=self._started_at,
             package_version=version("warmroute"),

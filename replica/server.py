@@ -259,7 +259,7 @@ def _start_engine(
         scheduler,
         deliver=deliver,
         on_cache_events=membership.offer,
-        on_transfer=crossover.observe,
+        crossover=crossover,
         meter=meter,
     )
 

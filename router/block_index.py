@@ -23,20 +23,12 @@ from typing import NamedTuple
 
 from shared.blocks import PublishedKey, checksum
 
-__all__ = ["BlockIndex", "HeldKeys", "HeldPrefix", "HeldTier"]
+__all__ = ["BlockIndex", "HeldKeys", "HeldTier"]
 
 _LOAD_KEYS = 1024
 _SWEEP_KEYS = 4096
 """Keys between two pauses while a replica's keys are put in, or cleared up: about a millisecond of work."""
 _MAX_INTERNED = 1 << 16
-
-
-class HeldPrefix(NamedTuple):
-    """Blocks of a prompt that one replica holds, from the first on."""
-
-    device_blocks: int
-    resident_blocks: int
-    """On the device or in host memory: never fewer."""
 
 
 class HeldTier(NamedTuple):
@@ -161,15 +153,19 @@ class BlockIndex:
         owners = self._owners
         return {owners[slot]: blocks for slot, blocks in _depths(self._device.get, self._alive, keys).items()}
 
-    def tiered_prefixes(self, keys: Sequence[PublishedKey]) -> dict[str, HeldPrefix]:
-        """The same for both tiers; a replica is absent when it has the first block in neither."""
-        device, host = self._device.get, self._host.get
-        on_device = _depths(device, self._alive, keys)
-        resident = on_device
-        if self._host:
-            # A block moves to host memory only after its children: the two tiers *together* are prefix-closed.
-            resident = _depths(lambda key, none: device(key, none) | host(key, none), self._alive, keys)
-        return {self._owners[slot]: HeldPrefix(on_device.get(slot, 0), blocks) for slot, blocks in resident.items()}
+    @property
+    def tiered(self) -> bool:
+        """Somebody holds blocks in host memory, so `resident_prefixes` may differ from `held_prefixes`."""
+        return bool(self._host)
+
+    def resident_prefixes(self, keys: Sequence[PublishedKey]) -> dict[str, int]:
+        """As `held_prefixes`, of blocks on the device or in host memory: never fewer.
+
+        A block moves to host memory only after its children: the two tiers *together* are prefix-closed.
+        """
+        device, host, owners = self._device.get, self._host.get, self._owners
+        resident = _depths(lambda key, none: device(key, none) | host(key, none), self._alive, keys)
+        return {owners[slot]: blocks for slot, blocks in resident.items()}
 
     def check_integrity(self) -> None:
         """Every mask names slots in use, and every replica's count and checksum are those of its keys. O(index)."""

@@ -105,7 +105,7 @@ def _candidates_table(decision: dict[str, Any]) -> Table:
         seconds = [f"{candidate[f'{name}_seconds']:.4f}" for name in ("wait", "service", "guard", "cost")]
         table.add_row(
             candidate["replica_id"],
-            str(candidate["matched_tokens"]),
+            str(candidate["matched_tokens"] + candidate["host_tokens"]),
             str(candidate["active"]),
             *seconds,
             style="bold green" if candidate["replica_id"] == chosen else None,

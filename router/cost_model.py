@@ -1,4 +1,4 @@
-"""What a prefill costs, in seconds: a + b*u + c*u*L, u uncached of L prompt tokens.
+"""What a prefill costs, in seconds: a + b*u + c*u*L, u uncached of L prompt tokens; and what host memory costs.
 
 The coefficients are those the replica publishes (measured by its engine); else those learned here, per class of
 replica, from the times to first token that this router has seen; else a cautious default. Learning is recursive least
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from shared.fleet_state import CostCoefficients
 
-__all__ = ["DEFAULT_COST", "CostModel", "service_seconds"]
+__all__ = ["DEFAULT_COST", "CostModel", "onload_seconds", "service_seconds"]
 
 DEFAULT_COST = CostCoefficients(base_seconds=0.01, per_token_seconds=2e-4, per_token_context_seconds=1e-8)
 
+_ONLOAD_SHARE = 0.1
 _MAX_CLASSES = 256
 _FORGETTING = 0.99
 # Features are scaled so that each coefficient is seconds: per request, per 1,000 tokens, per 1,000 x 1,000.
@@ -36,6 +37,13 @@ def service_seconds(cost: CostCoefficients, uncached_tokens: int, prompt_tokens:
         + cost.per_token_seconds * uncached_tokens
         + cost.per_token_context_seconds * uncached_tokens * prompt_tokens
     )
+
+
+def onload_seconds(cost: CostCoefficients, measured_per_token: float | None, tokens: int) -> float:
+    """To bring the KV of so many tokens back from host memory; as long as not measured, a share of computing it."""
+    if measured_per_token is None:
+        return _ONLOAD_SHARE * cost.per_token_seconds * tokens
+    return measured_per_token * tokens
 
 
 class CostModel:

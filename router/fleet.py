@@ -74,6 +74,10 @@ class FleetReplica:
     def cost(self) -> CostCoefficients | None:
         return self.record.cost if self.record is not None else None
 
+    @property
+    def onload_seconds_per_token(self) -> float | None:
+        return self.record.onload_seconds_per_token if self.record is not None else None
+
 
 class Namespace(NamedTuple):
     """How the keys of a model's prompts are computed. A fleet between two versions of a model has two."""

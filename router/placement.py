@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from router.cost_model import CostModel, service_seconds
+from router.cost_model import CostModel, onload_seconds, service_seconds
 from router.guards import Guards
 from router.ledger import Dispatch, Ledger
 from router.policies.base import Candidate, Policy, Request
@@ -59,11 +59,24 @@ class Replica(Protocol):
     def load(self) -> ReplicaLoad | None: ...
     @property
     def cost(self) -> CostCoefficients | None: ...
+    @property
+    def onload_seconds_per_token(self) -> float | None:
+        """From host memory, as measured."""
+        ...
 
 
 class Index(Protocol):
+    @property
+    def tiered(self) -> bool:
+        """Replicas hold blocks in host memory too."""
+        ...
+
     def held_prefixes(self, keys: Sequence[PublishedKey]) -> dict[str, int]:
         """Blocks that each replica holds from the first on; those that hold none are absent."""
+        ...
+
+    def resident_prefixes(self, keys: Sequence[PublishedKey]) -> dict[str, int]:
+        """The same of both tiers together."""
         ...
 
 
@@ -90,17 +103,18 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def predicted_tokens(self) -> int:
-        return self.chosen.matched_tokens
+        return self.chosen.predicted_tokens
 
     @property
     def sentence(self) -> str:
         """The choice in words, for people."""
         chosen = self.chosen
         promised = " (partly promised by requests on the way)" if chosen.matched_tokens > chosen.held_tokens else ""
+        in_host_memory = f" and {chosen.host_tokens} in its host memory" if chosen.host_tokens else ""
         doubt = f", of which {chosen.trust:.0%} are believed" if self.doubted else ""
         words = (
             f"{chosen.replica_id} by {self.policy} ({self.reason}): {chosen.matched_tokens} of {self.prompt_tokens} "
-            f"prompt tokens cached there{promised}{doubt}; wait {chosen.wait_seconds:.3f} s "
+            f"prompt tokens cached there{promised}{in_host_memory}{doubt}; wait {chosen.wait_seconds:.3f} s "
             f"+ prefill {chosen.service_seconds:.3f} s + guard {chosen.guard_seconds:.3f} s, "
             f"cost {chosen.cost_seconds:.3f} s, {chosen.active} active"
         )
@@ -211,7 +225,7 @@ class Placement:
             chosen.replica_id,
             now,
             service_seconds=chosen.service_seconds,
-            uncached_tokens=request.prompt_tokens - chosen.matched_tokens,
+            uncached_tokens=request.prompt_tokens - decision.predicted_tokens,
             promised=request.keys[chosen.held_blocks :],
             streamed=request.streamed,
         )
@@ -233,7 +247,11 @@ class Placement:
         if cached_tokens is not None:
             self.trust.observe(chosen.replica_id, chosen.held_tokens, cached_tokens, request.block_size)
         if served_seconds is not None and request.streamed:
-            cached = chosen.matched_tokens if cached_tokens is None else min(cached_tokens, request.prompt_tokens - 1)
+            cached = (
+                attempt.decision.predicted_tokens
+                if cached_tokens is None
+                else min(cached_tokens, request.prompt_tokens - 1)
+            )
             uncached = max(1, request.prompt_tokens - cached)
             self.cost_model.observe(attempt.replica.replica_class, uncached, request.prompt_tokens, served_seconds)
         if not attempt.replica.publishes:
@@ -268,7 +286,9 @@ class Placement:
         corrections: Mapping[str, int],
     ) -> list[Candidate]:
         ledger, keys, block_size, prompt_tokens = self.ledger, request.keys, request.block_size, request.prompt_tokens
-        held = self._index.held_prefixes(keys) if view.usable and keys else {}
+        index = self._index
+        held = index.held_prefixes(keys) if view.usable and keys else {}
+        resident = index.resident_prefixes(keys) if view.usable and index.tiered else {}
         standings = [ledger.standing(replica.id, now) for replica in replicas]
         mean_filled_tokens = sum([standing.filled_tokens for standing in standings]) / len(replicas)
         rho = min(_MAX_RHO, sum([standing.backlog_share for standing in standings]) / len(replicas))
@@ -283,8 +303,9 @@ class Placement:
         # A fleet may be large, and this is done for every request: names are looked up once, fields given by position.
         for replica, standing in zip(replicas, standings, strict=True):
             replica_id = replica.id
-            held_blocks = held.get(replica_id, 0) if replica.publishes else self._sent.depth(replica_id, keys, now)
-            if not exact and replica.publishes:
+            publishes = replica.publishes
+            held_blocks = held.get(replica_id, 0) if publishes else self._sent.depth(replica_id, keys, now)
+            if not exact and publishes:
                 held_blocks = max(held_blocks, self._sent_unseen.depth(replica_id, keys, now))
             most_held = min(corrections.get(replica_id, most_cached), most_cached) if corrections else most_cached
             matched_tokens = held_tokens = min(held_blocks * block_size, most_held)
@@ -295,6 +316,15 @@ class Placement:
             uncached_tokens = prompt_tokens - int(matched_tokens * trust)
             cost = coefficients(replica.replica_class, replica.cost)
             service = service_seconds(cost, uncached_tokens, prompt_tokens)
+            host_tokens = 0
+            if publishes and resident:
+                there = min(resident.get(replica_id, 0) * block_size, most_held) - matched_tokens
+                if there > 0:
+                    computed_tokens = uncached_tokens - int(there * trust)
+                    fetched = service_seconds(cost, computed_tokens, prompt_tokens)
+                    fetched += onload_seconds(cost, replica.onload_seconds_per_token, int(there * trust))
+                    if fetched < service:
+                        host_tokens, service, uncached_tokens = there, fetched, computed_tokens
             guard = guard_seconds(cost, replica.load, standing, uncached_tokens, block_size, mean_filled_tokens)
             wait = standing.wait_seconds
             total = wait + service * scarcity + guard
@@ -310,6 +340,7 @@ class Placement:
                     guard,
                     total,
                     standing.active,
+                    host_tokens,
                 )
             )
         return candidates

@@ -277,10 +277,10 @@ class Proxy:
 
     def _headers(self, errand: _Errand, attempt: Attempt) -> bytes:
         """With what is expected of the replica's cache; not again after a refusal: one is enough."""
-        predicted = attempt.decision.predicted_tokens
-        if not (self._limits.expect_cached and predicted) or errand.corrections:
+        expected = attempt.decision.chosen.matched_tokens  # the engine may think better of host memory
+        if not (self._limits.expect_cached and expected) or errand.corrections:
             return errand.headers
-        return errand.headers + _EXPECT_CACHED % predicted
+        return errand.headers + _EXPECT_CACHED % expected
 
     def _first_byte(self, errand: _Errand, attempt: Attempt, upstream: UpstreamResponse) -> None:
         exchange, now = errand.exchange, self._clock()

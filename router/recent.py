@@ -62,7 +62,7 @@ class RecentRequests:
                 decision.reason,
                 decision.view,
                 decision.prompt_tokens,
-                decision.chosen.matched_tokens,
+                decision.predicted_tokens,
                 exchange.cached_tokens,
                 exchange.first_byte_seconds,
                 exchange.seconds,

@@ -39,6 +39,7 @@ ReplicaState = Literal["accepting", "draining", "gone"]
 """`gone` is a goodbye, left for one lease: without it, a replica that Redis merely lost would look the same."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 
@@ -85,6 +86,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     """Replicas of one class (model, device, engine) cost the same for the same work."""
     load: ReplicaLoad = ReplicaLoad()
     cost: CostCoefficients | None = None
+    onload_seconds_per_token: _Seconds | None = None
+    """To bring a token's KV back from host memory; None: not measured yet."""
     state: ReplicaState = "accepting"
     started_at: float = 0.0
     """Unix time in seconds."""

@@ -85,6 +85,7 @@ class SimulateSettings:
     replicas: int = setting(8, "number of replicas", low=1, high=4096)
     blocks: int | None = setting(None, "KV blocks of a replica; default: the profile's", low=1, high=2**31)
     block_size: int = setting(512, "tokens per KV block", low=1, high=4096)
+    host_blocks: int = setting(0, "KV blocks that each replica keeps in host memory too", low=0, high=2**31)
     profile: str = setting("default", "hardware and model: see loadtest/simulator/profiles.py")
     routers: int = setting(1, "routers that share the traffic", low=1, high=1024)
     share_seconds: float = setting(

@@ -98,7 +98,7 @@ def calibrated(timed: Sequence[LoggedDecision]) -> Calibration | None:
     predicted, actual = _times(timed)
     errors = [abs(p - a) / max(a, 1e-6) for p, a in zip(predicted, actual, strict=True)]
     counted = [
-        (decision.chosen.matched_tokens, decision.first_token.cached_tokens)
+        (decision.chosen.predicted_tokens, decision.first_token.cached_tokens)
         for decision in timed
         if decision.first_token is not None and decision.first_token.cached_tokens is not None
     ]

@@ -57,6 +57,7 @@ class FleetSetup:
     profile: Profile = PROFILES["default"]
     blocks: int = 800
     block_size: int = 512
+    host_blocks: int = 0
     max_running: int = 256
     routers: int = 1
     publish_seconds: float = 0.025
@@ -82,11 +83,13 @@ class ReplicaView:
         self.accepting = True
         self.publishes = publishes
         self.load: ReplicaLoad | None = None
+        self.onload_seconds_per_token: float | None = None
         self.cost: CostCoefficients | None = engine.profile.published if publishes else None
 
     def report(self) -> None:
         if self.publishes:
             self.load = self.engine.load()
+            self.onload_seconds_per_token = self.engine.crossover.onload_seconds_per_token
 
 
 class _Asked:
@@ -171,6 +174,7 @@ class Simulation:
             setup.profile,
             blocks=setup.blocks,
             block_size=setup.block_size,
+            host_blocks=setup.host_blocks,
             max_running=setup.max_running,
             on_events=self._on_events,
             fast=setup.fast,
@@ -206,7 +210,7 @@ class Simulation:
 
     def _publish(self, view: ReplicaView, events: CacheEvents) -> None:
         if view.publishes and self.replicas.get(view.id) is view:
-            self._index.apply(view.id, map(published_key, events.stored), map(published_key, events.removed))
+            self._index.apply(view.id, *(map(published_key, keys) for keys in events))
 
     def _report(self) -> None:
         for view in self.replicas.values():
@@ -302,7 +306,7 @@ class Simulation:
             prompt_tokens=sequence.prompt_tokens,
             cached_tokens=sequence.cached_tokens,
             completion_tokens=output,
-            predicted_tokens=chosen.matched_tokens,
+            predicted_tokens=chosen.predicted_tokens,
             replica=chosen.replica_id,
         )
         self._unfinished -= 1

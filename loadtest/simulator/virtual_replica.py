@@ -20,6 +20,8 @@ from typing import cast
 
 from loadtest.simulator.clock import VirtualClock
 from loadtest.simulator.profiles import Profile
+from replica.block_moves import carry_out
+from replica.crossover import Crossover
 from replica.prefix_cache import CacheEvents, PrefixCache
 from replica.runner import Chunk, StepResult
 from replica.scheduler import Scheduler
@@ -68,6 +70,7 @@ class VirtualReplica:
         *,
         blocks: int,
         block_size: int,
+        host_blocks: int = 0,
         max_running: int = 256,
         max_waiting: int = 100_000,
         on_events: Callable[[str, CacheEvents], None],
@@ -75,8 +78,12 @@ class VirtualReplica:
     ) -> None:
         self.id = replica_id
         self.profile = profile
-        self.scheduler = Scheduler(PrefixCache(blocks, block_size), profile.token_budget, max_running, max_waiting)
-        self._runner = SimulatedRunner(blocks, block_size, profile.cost, vocab=(0,), virtual=True)
+        self.crossover = Crossover(block_size, lambda: profile.published)
+        cache = PrefixCache(blocks, block_size, host_blocks=host_blocks, worth_onloading=self.crossover.worth_onloading)
+        self.scheduler = Scheduler(cache, profile.token_budget, max_running, max_waiting)
+        self._runner = SimulatedRunner(
+            blocks, block_size, profile.cost, vocab=(0,), virtual=True, host_blocks=host_blocks
+        )
         self._clock = clock
         self._on_events = on_events
         self._fast = fast
@@ -132,8 +139,11 @@ class VirtualReplica:
         if not chunks:
             self._stepping = False
             return
+        moved = carry_out(self._runner, self.scheduler.cache.take_moves())
+        self.crossover.observe(moved)
         result = self._runner.execute(chunks)
-        self._at(self._clock.now + result.seconds, self._commit, chunks, result)
+        seconds = moved.offload_seconds + moved.onload_seconds + result.seconds
+        self._at(self._clock.now + seconds, self._commit, chunks, result)
 
     def _commit(self, chunks: list[Chunk], result: StepResult) -> None:
         scheduler = self.scheduler

@@ -46,6 +46,13 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     guard_seconds: float
     cost_seconds: float
     active: int
+    host_tokens: int = 0
+    """Behind the matched ones: held in host memory, and brought back sooner than computed."""
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Of the prompt, that the engine will count as cached."""
+        return self.matched_tokens + self.host_tokens
 
 
 class Pick(NamedTuple):

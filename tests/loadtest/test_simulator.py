@@ -59,11 +59,14 @@ def test_a_lone_request_takes_what_the_cost_model_says() -> None:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-@pytest.mark.parametrize("blocks", [80, 600])
-def test_hurrying_changes_no_time_and_no_hit(workload: str, blocks: int) -> None:
+@pytest.mark.parametrize(("blocks", "host_blocks"), [(80, 0), (80, 200), (600, 0)])
+def test_hurrying_changes_no_time_and_no_hit(workload: str, blocks: int, host_blocks: int) -> None:
     """Steady steps are played without the scheduler: not one request may notice."""
     asked = generate(workload, 80, 12.0, seed=3)
-    hurried, plain = (simulate(asked, fast=fast, replicas=2, blocks=blocks, block_size=256) for fast in (True, False))
+    hurried, plain = (
+        simulate(asked, fast=fast, replicas=2, blocks=blocks, block_size=256, host_blocks=host_blocks)
+        for fast in (True, False)
+    )
     assert any(record.error is None for record in plain.records)
     for left, right in zip(hurried.records, plain.records, strict=True):
         assert (left.session, left.turn, left.replica, left.error) == (
@@ -152,6 +155,15 @@ def test_several_routers_share_the_traffic() -> None:
     run = simulate(generate("chat", 100, 10.0), replicas=3, routers=4)
     assert len(run.placements) == 4
     assert all(record.error is None for record in run.records)
+
+
+def test_a_host_tier_is_routed_to_and_its_hits_are_predicted() -> None:
+    asked = generate("shared-prefix", 400, 12.0, seed=2)
+    without, behind = (simulate(asked, replicas=4, blocks=200, host_blocks=blocks).records for blocks in (0, 1600))
+    assert hit_rate(behind) > 1.2 * hit_rate(without)
+    assert mean_ttft(behind) < 0.8 * mean_ttft(without)
+    wrong = sum(abs((record.predicted_tokens or 0) - record.cached_tokens) for record in behind)
+    assert wrong < 0.02 * sum(record.prompt_tokens for record in behind)
 
 
 def test_no_policy_beats_the_bound() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.block_index import BlockIndex, HeldKeys, HeldPrefix, HeldTier
+from router.block_index import BlockIndex, HeldKeys, HeldTier
 from shared.blocks import BlockKey, PublishedKey, block_keys, checksum, namespace_root, published_key
 
 ROOT = namespace_root("model")
@@ -151,9 +151,14 @@ def test_blocks_in_host_memory_extend_what_is_on_the_device() -> None:
     index.apply("r0", stored=prompt[:2], host_stored=prompt[2:4])
     index.apply("r1", host_stored=prompt[:1])
     assert index.held_prefixes(prompt) == {"r0": 2}
-    assert index.tiered_prefixes(prompt) == {"r0": HeldPrefix(2, 4), "r1": HeldPrefix(0, 1)}
+    assert index.resident_prefixes(prompt) == {"r0": 4, "r1": 1}
     index.remove("r0")
-    assert index.tiered_prefixes(prompt) == {"r1": HeldPrefix(0, 1)}
+    assert index.resident_prefixes(prompt) == {"r1": 1}
+    assert index.tiered
+    index.apply("r1", host_removed=prompt[:1])
+    while index.sweep():
+        pass
+    assert not index.tiered
 
 
 @given(seed=st.integers(0, 2**32), replicas=st.integers(1, 130), blocks=st.integers(1, 70))
@@ -237,9 +242,7 @@ class IndexAgainstSets(RuleBasedStateMachine):
             replica_id: depth(self.keys(held | self.host[replica_id]), keys) for replica_id, held in self.device.items()
         }
         assert self.index.held_prefixes(keys) == {name: blocks for name, blocks in device.items() if blocks}
-        assert self.index.tiered_prefixes(keys) == {
-            name: HeldPrefix(device[name], blocks) for name, blocks in resident.items() if blocks
-        }
+        assert self.index.resident_prefixes(keys) == {name: blocks for name, blocks in resident.items() if blocks}
 
     @invariant()
     def the_books_balance(self) -> None:

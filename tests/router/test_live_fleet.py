@@ -119,6 +119,22 @@ async def test_a_conversation_stays_with_its_replica_and_the_engine_confirms_the
     assert all(b.router.placement.trust.factor(name) == 1.0 for name in live.replicas)
 
 
+async def test_what_moved_to_host_memory_is_predicted_brought_back_and_its_price_learned(live: LiveFleet) -> None:
+    await live.replica("one", blocks=64, host_blocks=512)
+    b = await live.router()
+    for person in ("ann", "bob", "eve", "dan"):
+        _, _, cached = headers(await say(b.client, b.router.url, story(person)))
+        assert cached < 100
+    await eventually(lambda: b.router.index.held("one").host.blocks > 30, what="blocks moved to host memory")
+    _, predicted, cached = headers(await say(b.client, b.router.url, story("ann")))
+    assert predicted > 300
+    assert predicted <= cached
+    replica = b.router.fleet.get("one")
+    assert replica is not None
+    await eventually(lambda: replica.onload_seconds_per_token, what="the way back was measured and published")
+    assert replica.onload_seconds_per_token == pytest.approx(5e-6, rel=0.01), "what the simulated engine takes"
+
+
 async def test_round_robin_is_blind_to_all_that(live: LiveFleet) -> None:
     await live.replica("one")
     await live.replica("two")

@@ -32,6 +32,7 @@ class FakeReplica:
     replica_class: str = "test"
     load: ReplicaLoad | None = None
     cost: CostCoefficients | None = COST
+    onload_seconds_per_token: float | None = None
 
 
 @dataclass
@@ -170,6 +171,43 @@ def test_paced_traffic_with_disjoint_prefixes_spreads() -> None:
         fleet.now += 5.0
         used[fleet.serve(ask(chain(1000 + number)))] += 1
     assert min(used[replica.id] for replica in fleet.replicas) > 60
+
+
+def test_what_host_memory_holds_costs_its_transfer() -> None:
+    fleet = cluster(3)
+    prompt = chain(1)
+    fleet.index.apply("r0", stored=prompt[:4], host_stored=prompt[4:8])
+    fleet.replicas[0].onload_seconds_per_token = 5e-5
+    fleet.index.apply("r1", stored=prompt[:6])
+    decision = fleet.decide(ask(prompt))
+    hosted, device, cold = sorted(decision.candidates, key=lambda candidate: candidate.replica_id)
+    assert (hosted.matched_tokens, hosted.host_tokens, hosted.predicted_tokens) == (64, 64, 128)
+    assert hosted.service_seconds == pytest.approx(0.01 + 2e-4 * (165 - 128) + 5e-5 * 64)
+    assert (device.host_tokens, device.predicted_tokens) == (0, 96)
+    assert hosted.service_seconds < device.service_seconds < cold.service_seconds
+    assert (decision.chosen, decision.predicted_tokens) == (hosted, 128)
+    assert "64 of 165 prompt tokens cached there and 64 in its host memory" in decision.sentence
+    attempt = fleet.placement.dispatch(ask(prompt), fleet.replicas[0], decision, 0.0)
+    assert attempt.dispatch.uncached == 165 - 128
+    assert list(attempt.dispatch.promised) == prompt[4:], "what comes back will be there for others too"
+    follower = fleet.decide(ask(prompt), excluded=("r1", "r2")).chosen
+    assert (follower.matched_tokens, follower.host_tokens) == (160, 0)
+
+
+def test_host_memory_counts_for_nothing_where_computing_is_faster() -> None:
+    fleet = cluster(1)
+    fleet.index.apply("r0", host_stored=chain(1))
+    fleet.replicas[0].onload_seconds_per_token = 3e-4
+    slow = fleet.decide(ask(chain(1))).chosen
+    assert slow.predicted_tokens == 0
+    assert slow.service_seconds == pytest.approx(0.01 + 2e-4 * 165)
+    fleet.replicas[0].onload_seconds_per_token = None
+    unmeasured = fleet.decide(ask(chain(1))).chosen
+    assert unmeasured.host_tokens == 160
+    assert unmeasured.service_seconds == pytest.approx(0.01 + 2e-4 * 5 + 2e-5 * 160), (
+        "a tenth of computing, till measured"
+    )
+    assert fleet.decide(ask(chain(1), tail_tokens=0)).chosen.host_tokens == 159, "the last token is always computed"
 
 
 def test_a_replica_whose_hits_never_come_is_no_longer_believed() -> None:
