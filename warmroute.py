@@ -49,7 +49,7 @@ def _up(argv: Arguments) -> int:
 
 def _router(argv: Arguments) -> int:
     settings = parse(RouterSettings, argv, os.environ, "warmroute router")
-    from router.app import run
+    from router.program import run
 
     return run(settings)
 

@@ -1,4 +1,4 @@
-"""The router as a program: everything wired together, started, and stopped without losing a stream.
+"""The router: everything wired together, started, and stopped without losing a stream.
 
 async with Router(settings) as router:     serving on router.url
     await router.drain(hurry)              /ready says 503, what is in flight finishes within the grace
@@ -7,12 +7,9 @@ async with Router(settings) as router:     serving on router.url
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import secrets
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -20,14 +17,14 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from router.admission import Admission
-from router.api_keys import ApiKeys, ApiKeysError
+from router.api_keys import ApiKeys
 from router.block_index import BlockIndex
 from router.candidates import Candidates
 from router.client_connection import ClientLimits
 from router.client_server import ClientServer
 from router.control import Control
 from router.dashboard.dashboard import Dashboard
-from router.decision_log import DecisionLog, DecisionLogError
+from router.decision_log import DecisionLog
 from router.dispatcher import Dispatcher
 from router.fleet import Fleet
 from router.follower import Follower
@@ -35,25 +32,23 @@ from router.gauges import Gauges
 from router.health import Health
 from router.metrics import RouterMetrics
 from router.placement import APPROXIMATE, BLIND, EXACT, STALE, Placement, View
-from router.policies import UnknownPolicyError, build_policy
+from router.policies import build_policy
 from router.prober import Prober
 from router.prompt_reader import PromptReader
 from router.proxy import Limits, Proxy
 from router.public_prompts import PublicPrompts
 from router.retries import Retries
 from router.shared_work import Journal, OthersWork
-from router.tls import ServerTls, TlsError, replica_context
+from router.siblings import Siblings
+from router.tls import ServerTls, replica_context
 from router.upstream import Upstream
 from router.work_exchange import WorkExchange
 from shared.fleet_state import FleetState
 from shared.settings import RouterSettings
-from shared.supervisor import say_ready
-from shared.telemetry import fields, set_up_logging
+from shared.telemetry import fields
 
-__all__ = ["Router", "run"]
+__all__ = ["Router"]
 
-_BAD_USAGE = 2
-_CANNOT_START = 1
 _TOKENIZING_THREADS = 2
 _LAST_WORDS_SECONDS = 1.0
 """For streams that were cut off to tell their clients."""
@@ -64,9 +59,10 @@ _logger = logging.getLogger(__name__)
 class Router:
     """One router. An async context manager: within it, it serves on `url`."""
 
-    def __init__(self, settings: RouterSettings) -> None:
-        """Raises UnknownPolicyError, ApiKeysError and TlsError."""
+    def __init__(self, settings: RouterSettings, siblings: Siblings | None = None) -> None:
+        """`siblings` where it is one of several workers. Raises UnknownPolicyError, ApiKeysError and TlsError."""
         self._settings = settings
+        self._siblings = siblings
         self.api_keys = ApiKeys(Path(settings.api_keys)) if settings.api_keys is not None else None
         self.tls = _server_tls(settings)
         self._replica_tls = replica_context(Path(settings.tls_ca)) if settings.tls_ca else None
@@ -181,6 +177,7 @@ class Router:
             max_body_bytes=settings.max_body_bytes,
             admin_key=settings.admin_key,
             admin_open=self.api_keys is None,
+            siblings=self._siblings,
         )
         if statics := [self.fleet.add_static(url) for url in settings.replica]:
             probing = asyncio.create_task(Prober(self.fleet, self.health, upstream, statics).run())
@@ -194,8 +191,12 @@ class Router:
             self._share_work(fleet_state)
         for watched in self._watched:
             stack.push_async_callback(_cancelled, asyncio.create_task(watched.watch()))
-        dashboard = Dashboard(control, self.metrics, self.admission, self._follower)
+        dashboard = Dashboard(control, self.metrics, self.admission, self._follower, self._siblings)
         stack.push_async_callback(_cancelled, asyncio.create_task(dashboard.run()))
+        if self._siblings is not None:
+            await self._siblings.start()
+            stack.push_async_callback(self._siblings.stop)
+            await control.learn_drains()
         await self._listen(Dispatcher(self._proxy, control, dashboard, self.api_keys))
 
     def _decision_log(self) -> DecisionLog | None:
@@ -224,7 +225,8 @@ class Router:
             idle_timeout_seconds=settings.idle_timeout_seconds,
         )
         server = ClientServer(dispatcher, limits)
-        port = await server.listen(settings.host, settings.port, self.tls.context if self.tls is not None else None)
+        tls = self.tls.context if self.tls is not None else None
+        port = await server.listen(settings.host, settings.port, tls, shared_port=self._siblings is not None)
         self._stack.push_async_callback(server.close, _LAST_WORDS_SECONDS)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.url = f"{'http' if self.tls is None else 'https'}://{host}:{port}"
@@ -248,47 +250,6 @@ class Router:
         return Gauges(*state, view=lambda: self.view, follower=self._follower).families()
 
 
-def run(settings: RouterSettings) -> int:
-    """Serve until SIGTERM or SIGINT; a second one ends what is in flight at once. Returns the exit status."""
-    set_up_logging(settings.log_level, "router")
-    try:
-        build_policy(settings.policy)
-    except UnknownPolicyError as error:
-        sys.stderr.write(f"warmroute router: {error}\n")
-        return _BAD_USAGE
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings))
-
-
-async def _serve(settings: RouterSettings) -> int:
-    stop, hurry = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    try:
-        async with Router(settings) as router:
-            if settings.redis is None and not settings.replica:
-                _logger.warning("no Redis and no --replica: there is nobody to route to")
-            if router.api_keys is not None or router.tls is not None:
-                loop.add_signal_handler(signal.SIGHUP, router.reload)
-            say_ready(router.url)
-            await stop.wait()
-            await router.drain(hurry)
-    except (ApiKeysError, DecisionLogError, TlsError) as error:
-        sys.stderr.write(f"warmroute router: {error}\n")
-        return _BAD_USAGE
-    except OSError as error:
-        advice = "choose another --port" if error.errno == errno.EADDRINUSE else "choose another --host or --port"
-        reason = error.strerror or str(error)
-        sys.stderr.write(f"warmroute router: cannot listen on {settings.host}:{settings.port} ({reason}); {advice}\n")
-        return _CANNOT_START
-    return 0
-
-
 async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -299,11 +260,3 @@ def _server_tls(settings: RouterSettings) -> ServerTls | None:
     if settings.tls_certificate is None or settings.tls_key is None:
         return None
     return ServerTls(Path(settings.tls_certificate), Path(settings.tls_key))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # Windows
-        return None
-    return uvloop.new_event_loop

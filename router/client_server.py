@@ -25,12 +25,20 @@ class ClientServer:
         self._server: asyncio.Server
         self._sweep: asyncio.TimerHandle
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """The port. Raises OSError when the address cannot be bound."""
+    async def listen(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None, *, shared_port: bool = False
+    ) -> int:
+        """The port. Raises OSError when the address cannot be bound; others may bind it too where it is shared."""
         self._loop = asyncio.get_running_loop()
         handshake_seconds = self._limits.head_timeout_seconds if tls is not None else None
         self._server = await self._loop.create_server(
-            self._connection, host, port, ssl=tls, ssl_handshake_timeout=handshake_seconds, backlog=_BACKLOG
+            self._connection,
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=handshake_seconds,
+            backlog=_BACKLOG,
+            reuse_port=shared_port or None,
         )
         self._sweep = self._loop.call_later(_SWEEP_SECONDS, self._look_at_deadlines)
         return int(self._server.sockets[0].getsockname()[1])

@@ -22,6 +22,8 @@ from router.headers import SESSION_HEADER
 from router.health import Health
 from router.metrics import RouterMetrics, exposition
 from router.placement import NoReplicaError, Placement
+from router.siblings import Siblings
+from router.worker_metrics import merged, packed
 from shared.api import (
     CHAT_PATH,
     COMPLETIONS_PATH,
@@ -36,6 +38,9 @@ from shared.api_errors import invalid_value, model_not_found, not_ready
 __all__ = ["Control"]
 
 _encode = msgspec.json.Encoder().encode
+_decode_drain = msgspec.msgpack.Decoder(tuple[str, bool]).decode
+_decode_drains = msgspec.msgpack.Decoder(dict[str, float | None]).decode
+_KNOWN, _UNKNOWN = b"known", b"unknown"
 
 
 class _RouteFields(msgspec.Struct):
@@ -59,6 +64,7 @@ class Control:
         max_body_bytes: int,
         admin_key: str,
         admin_open: bool = True,
+        siblings: Siblings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
@@ -73,6 +79,11 @@ class Control:
         self._admin_open = admin_open and not admin_key
         self._clock = clock
         self._started_at = int(time.time())
+        self._siblings = siblings
+        if siblings is not None:
+            siblings.register("metrics", lambda _: self._packed_metrics())
+            siblings.register("drain", self._drain_as_told)
+            siblings.register("drains", lambda _: msgspec.msgpack.encode(self._fleet.drains()))
 
     async def health(self, request: ClientRequest) -> Response:
         return _json({"status": "ok"})
@@ -87,9 +98,13 @@ class Control:
         return _json({"status": "ready", "replicas": taking_work, "view": self._candidates.view().step})
 
     async def metrics(self, request: ClientRequest) -> Response:
-        families = list(self._metrics.families())
         # A large fleet's are written by a thread: requests are not to wait for it.
-        body = await asyncio.to_thread(lambda: exposition([*families, *of_process()]))
+        if self._siblings is None:
+            families = list(self._metrics.families())
+            body = await asyncio.to_thread(lambda: exposition([*families, *of_process()]))
+        else:
+            workers = {**await self._siblings.ask("metrics"), self._siblings.number: self._packed_metrics()}
+            body = await asyncio.to_thread(lambda: exposition(merged(workers)))
         return Response(body=body, content_type=CONTENT_TYPE_LATEST)
 
     async def version(self, request: ClientRequest) -> Response:
@@ -158,10 +173,26 @@ class Control:
     async def drain(self, request: ClientRequest, replica_id: str, *, draining: bool) -> Response:
         """No new work for that replica, or again new work; what runs there goes on."""
         self.require_admin(request)
-        if not self._fleet.drain(replica_id, draining):
+        known = self._fleet.drain(replica_id, draining)
+        if self._siblings is not None:
+            told = await self._siblings.ask("drain", msgspec.msgpack.encode((replica_id, draining)))
+            known = known or _KNOWN in told.values()
+        if not known:
             message = f"no replica is called {replica_id[:200]!r}: GET /replicas names those there are"
             raise ApiError(404, "replica_not_found", message)
         return _json({"id": replica_id, "draining": draining})
+
+    async def learn_drains(self) -> None:
+        """From the other workers: those that were asked for before this one was started."""
+        assert self._siblings is not None
+        for drains in (await self._siblings.ask("drains")).values():
+            self._fleet.adopt_drains(_decode_drains(drains))
+
+    def _drain_as_told(self, told: bytes) -> bytes:
+        return _KNOWN if self._fleet.drain(*_decode_drain(told)) else _UNKNOWN
+
+    def _packed_metrics(self) -> bytes:
+        return packed([*self._metrics.families(), *of_process()])
 
     def _card(self, model: str) -> dict[str, object]:
         return {"id": model, "object": "model", "created": self._started_at, "owned_by": "warmroute"}

@@ -10,7 +10,7 @@ is known of its cache means anything here. `draining` may be the replica's own w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -189,6 +189,20 @@ class Fleet:
             if len(self._drained) > _REMEMBERED_DRAINS:
                 del self._drained[next(iter(self._drained))]
         return True
+
+    def drains(self) -> dict[str, float | None]:
+        """Replicas that are to drain, with when each was started where its record says so: see `adopt_drains`."""
+        static = {replica.id: None for replica in self._all if replica.drain_asked and replica.source == "static"}
+        return {**self._drained, **static}
+
+    def adopt_drains(self, drains: Mapping[str, float | None]) -> None:
+        """What another worker was asked for; of replicas that are not here yet, too."""
+        for replica_id, started_at in drains.items():
+            replica = self._replicas.get(replica_id)
+            if started_at is not None:
+                self._drained[replica_id] = started_at
+            if replica is not None and started_at == (replica.record.started_at if replica.record else None):
+                replica.drain_asked = True
 
     def set_incompatibility(self, replica_id: str, reason: str | None) -> None:
         replica = self._replicas.get(replica_id)

@@ -68,7 +68,7 @@ class RouterSettings:
     decision_log_bytes: int = setting(64 * MIB, "size at which it becomes FILE.1 and starts anew", low=MIB, high=2**40)
     grace_seconds: float = grace_field()
     log_level: str = log_level_field()
-    workers: int = setting(1, "processes", low=1, high=1024)
+    workers: int = setting(1, "processes that share the port and the limits on requests", low=1, high=256)
     tls_certificate: str | None = setting(None, "PEM file of this router's certificate chain", metavar="FILE")
     tls_key: str | None = setting(None, "PEM file of the certificate's key", metavar="FILE")
     tls_ca: str | None = setting(
@@ -80,8 +80,6 @@ class RouterSettings:
 
     def __post_init__(self) -> None:
         check_name("--cluster", self.cluster)
-        if self.workers > 1:
-            raise SettingsError("--workers above 1 is not supported yet; run several routers side by side instead")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise SettingsError("--tls-certificate and --tls-key are of use together only: give both or neither")
         for url in self.replica:

@@ -22,9 +22,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import BinaryIO, TextIO
 
-__all__ = ["Child", "ChildFailedError", "Program", "die_with_parent", "say_ready", "stop_all"]
+__all__ = ["SUPERVISED", "Child", "ChildFailedError", "Program", "die_with_parent", "say_ready", "stop_all"]
 
-_SUPERVISED = "WARMROUTE_SUPERVISED"
+SUPERVISED = "WARMROUTE_SUPERVISED"
+"""In the environment of a child that must not outlive its parent."""
 _READY = "ready "
 _MAX_LINE_BYTES = 16384
 _KEPT_LINES = 20
@@ -58,7 +59,7 @@ class Child:
         inherited = {name: value for name, value in os.environ.items() if name != "WARMROUTE_CONFIG"}
         self._process = subprocess.Popen(  # noqa: S603 - no shell; our own interpreter and program
             [sys.executable, "-m", "warmroute", *program.arguments],
-            env={**inherited, **program.environment, _SUPERVISED: "1", "PYTHONUNBUFFERED": "1"},
+            env={**inherited, **program.environment, SUPERVISED: "1", "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -162,7 +163,7 @@ def stop_all(children: Iterable[Child], grace_seconds: float) -> None:
 
 def die_with_parent() -> None:
     """In a child: end at once when the parent is gone, however it went. Does nothing in any other process."""
-    if os.environ.pop(_SUPERVISED, None):
+    if os.environ.pop(SUPERVISED, None):
         threading.Thread(target=_await_end_of_stdin, name="parent-watch", daemon=True).start()
 
 

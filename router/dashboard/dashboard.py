@@ -18,12 +18,14 @@ from router.dashboard.page import page
 from router.dashboard.report import ReplicaReport, Report, together
 from router.follower import Follower
 from router.metrics import ReplicaCounts, RouterMetrics
+from router.siblings import Siblings
 
 __all__ = ["Dashboard"]
 
 _NEVER = -1
 _NOTHING = ReplicaCounts()
 _encode = msgspec.json.Encoder().encode
+_decode_report = msgspec.msgpack.Decoder(Report).decode
 
 
 class Dashboard:
@@ -35,6 +37,7 @@ class Dashboard:
         metrics: RouterMetrics,
         admission: Admission,
         follower: Follower | None,
+        siblings: Siblings | None = None,
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -45,6 +48,9 @@ class Dashboard:
         self._wall_clock = wall_clock
         self._history = History(metrics, admission)
         self._page = page()
+        self._siblings = siblings
+        if siblings is not None:
+            siblings.register("report", lambda since: msgspec.msgpack.encode(self.report(int(since))))
 
     async def run(self) -> None:
         """Note what happens, until cancelled."""
@@ -59,7 +65,11 @@ class Dashboard:
     async def data(self, request: ClientRequest) -> Response:
         """All that is shown; of the history what came after the tick in `since`."""
         self._control.require_admin(request)
-        report = together([self.report(_since(request.target))], self._tick() - 1)
+        since = _since(request.target)
+        others = await self._siblings.ask("report", b"%d" % since) if self._siblings is not None else {}
+        reports = [self.report(since), *map(_decode_report, others.values())]
+        # The tick before this one may not have been noted yet by all.
+        report = together(reports, self._tick() - 1)
         return Response(body=_encode(report), headers=[("Cache-Control", "no-store")])
 
     def report(self, since: int) -> Report:

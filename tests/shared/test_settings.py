@@ -84,7 +84,7 @@ def test_secrets_have_no_flag_and_are_never_shown() -> None:
         (["--replica", "example.com"], "--replica must be a URL like http://host:port"),
         (["--replica", "http://host:99999"], "--replica must be a URL"),
         (["--redis", "http://host"], "--redis must be a URL like redis://host:port"),
-        (["--workers", "2"], "not supported yet"),
+        (["--workers", "0"], "--workers must be a whole number from 1 to 256, not 0"),
         (["--cluster", "a b"], "--cluster must be 1 to 128 letters, digits"),
         (["extra"], "unknown argument extra"),
         (["--config", "/nowhere/x.toml"], "cannot read --config /nowhere/x.toml: No such file"),

@@ -1,0 +1,98 @@
+"""`warmroute router`: one router, or the parent of several, as a program with signals and an exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+
+from router.api_keys import ApiKeysError
+from router.app import Router
+from router.decision_log import DecisionLogError
+from router.policies import UnknownPolicyError
+from router.siblings import Siblings
+from router.tls import TlsError
+from router.workers import CannotShareError, Workers
+from shared.settings import RouterSettings
+from shared.supervisor import say_ready
+from shared.telemetry import set_up_logging
+
+__all__ = ["run", "serve"]
+
+_BAD_USAGE = 2
+_CANNOT_START = 1
+
+_logger = logging.getLogger(__name__)
+
+
+def run(settings: RouterSettings) -> int:
+    """Serve until SIGTERM or SIGINT; a second one ends what is in flight at once. Returns the exit status."""
+    if settings.workers == 1:
+        return serve(settings)
+    set_up_logging(settings.log_level, "router")
+    if settings.redis is None:
+        _logger.warning("no Redis: each worker knows its own work alone")
+
+    async def run_workers() -> int:
+        Router(settings)  # what cannot be used is to be told once, not by each of them
+        return await Workers(settings).run()
+
+    try:
+        return _explained(settings, run_workers, asyncio.Runner())
+    except CannotShareError as error:
+        sys.stderr.write(f"warmroute router: {error}\n")
+        return _BAD_USAGE
+
+
+def serve(settings: RouterSettings, siblings: Siblings | None = None) -> int:
+    """The same in this process alone; `siblings` where it is one of several workers."""
+    set_up_logging(settings.log_level, "router")
+    return _explained(settings, lambda: _serve(settings, siblings), asyncio.Runner(loop_factory=_loop_factory()))
+
+
+def _explained(
+    settings: RouterSettings, program: Callable[[], Coroutine[None, None, int]], runner: asyncio.Runner
+) -> int:
+    """The exit status; one line says why where it cannot start."""
+    try:
+        with runner:
+            return runner.run(program())
+    except (ApiKeysError, DecisionLogError, TlsError, UnknownPolicyError) as error:
+        sys.stderr.write(f"warmroute router: {error}\n")
+        return _BAD_USAGE
+    except OSError as error:
+        advice = "choose another --port" if error.errno == errno.EADDRINUSE else "choose another --host or --port"
+        reason = error.strerror or str(error)
+        sys.stderr.write(f"warmroute router: cannot listen on {settings.host}:{settings.port} ({reason}); {advice}\n")
+        return _CANNOT_START
+
+
+async def _serve(settings: RouterSettings, siblings: Siblings | None) -> int:
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with Router(settings, siblings) as router:
+        if settings.redis is None and not settings.replica:
+            _logger.warning("no Redis and no --replica: there is nobody to route to")
+        if router.api_keys is not None or router.tls is not None:
+            loop.add_signal_handler(signal.SIGHUP, router.reload)
+        say_ready(router.url)
+        await stop.wait()
+        await router.drain(hurry)
+    return 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return None
+    return uvloop.new_event_loop
