@@ -31,6 +31,7 @@ from shared.key_memo import KeyMemo, Run
 from shared.public_prefixes import Namespace
 from shared.text_runs import MIN_RUN_CHARACTERS, TextRuns
 from shared.tokenizer_bundle import BundleError, TokenizerBundle
+from shared.word_memo import word_memo_of
 
 __all__ = [
     "ChatPrompt",
@@ -156,6 +157,7 @@ class PromptEncoder:
         try:
             self._text_ends = _text_ends(self.tokenizer)
             self._text_runs = _exact_text_runs(self.tokenizer, self._text_ends)
+            self._words = word_memo_of(self.tokenizer, bundle.tokenizer_json) if self._text_runs is not None else None
         except Exception as error:  # the bindings raise plain Exception
             raise BundleError(f"the tokenizer fails on ordinary text: {error}") from error
         open_bytes = min(memo_bytes // 16, _MOST_OPEN_BYTES)
@@ -185,7 +187,9 @@ class PromptEncoder:
         for piece in prepared.pieces:
             if isinstance(piece, _NewRun) and piece.ids is None:
                 kind, text = piece.memo_key
-                piece.ids = array("I", self._tokenize(text, special_tokens=kind == "whole"))  # type: ignore[arg-type]
+                assert isinstance(text, str), "ids are not tokenized"
+                ids = self._words.ids(text) if self._words is not None and kind == "run" else None
+                piece.ids = array("I", self._tokenize(text, special_tokens=kind == "whole")) if ids is None else ids
 
     def finish(self, prepared: PreparedPrompt) -> EncodedPrompt:
         """Remembers what was new. Raises PromptError where the prompt has no tokens at all."""
