@@ -21,7 +21,7 @@ import msgspec
 from jinja2 import nodes
 
 from shared.template_sandbox import RunawayTemplateError, TemplateSandbox
-from shared.template_splice import TemplateSplice
+from shared.template_splice import Rendered, TemplateSplice
 from shared.tokenizer_bundle import BundleError
 
 __all__ = ["ChatTemplate", "PromptError"]
@@ -45,7 +45,7 @@ class PromptError(ValueError):
 
 
 class ChatTemplate:
-    """Compiled once; `render` is a pure function of its arguments (and of the date, where a template asks for it)."""
+    """Compiled once; `parts` is a pure function of its arguments (and of the date, where a template asks for it)."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Raises BundleError where `source` is not a template."""
@@ -59,7 +59,11 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._splice = TemplateSplice(tree, self._render_plain)
 
-    def render(
+    def render(self, messages: Sequence[Mapping[str, Any]], *arguments: Any, **options: Any) -> str:
+        """As `parts`, in one."""
+        return "".join(self.parts(messages, *arguments, **options))
+
+    def parts(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -68,7 +72,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         now: datetime | None = None,
-    ) -> str:
+    ) -> Rendered:
         """Raises PromptError. `now` is for tests and golden prompts; templates see local time, as in transformers."""
         if not messages:
             raise PromptError("messages must not be empty", "messages")
@@ -78,7 +82,7 @@ class ChatTemplate:
                 "continue_final_message",
             )
         if not (tools or template_kwargs or continue_final_message or now):
-            spliced = self._splice.text(messages, add_generation_prompt)
+            spliced = self._splice.parts(messages, add_generation_prompt)
             if spliced is not None:
                 return spliced
         for name in template_kwargs or {}:
@@ -94,9 +98,9 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         if not continue_final_message:
-            return self._run(variables, now)
+            return Rendered("", self._run(variables, now))
         final_text = _mark_final_message(plain[-1])
-        return _cut_at_mark(self._run(variables, now), final_text)
+        return Rendered("", _cut_at_mark(self._run(variables, now), final_text))
 
     def _render_plain(self, messages: list[Message], add_generation_prompt: bool) -> str:
         variables = {

@@ -34,11 +34,13 @@ class _State(NamedTuple):
 
 
 class _Step(NamedTuple):
-    keys: array[int]
+    keys: list[PublishedKey]
     after: _State
 
 
 _STEP_OVERHEAD_BYTES = 500
+_KEY_BYTES = 44
+"""An int and its place in a list."""
 
 
 class KeyMemo:
@@ -56,7 +58,7 @@ class KeyMemo:
 
     def keys(self, runs: Iterable[Run], root: BlockKey, block_size: int) -> list[PublishedKey]:
         """Equal to the published `block_keys` of all the tokens."""
-        keys: list[int] = []
+        keys: list[PublishedKey] = []
         state = _State(root, b"")
         for run in runs:
             memo_key = None if run.serial is None else (block_size, state, run.serial)
@@ -64,11 +66,11 @@ class KeyMemo:
             if step is None:
                 step = _extend(state, run.ids, block_size)
                 if memo_key is not None:
-                    size = _STEP_OVERHEAD_BYTES + 8 * len(step.keys) + 4 * block_size
+                    size = _STEP_OVERHEAD_BYTES + _KEY_BYTES * len(step.keys) + 4 * block_size
                     self._steps.put(memo_key, step, size)
             keys.extend(step.keys)
             state = step.after
-        return keys  # type: ignore[return-value]
+        return keys
 
 
 def _extend(state: _State, ids: array[int], block_size: int) -> _Step:
@@ -76,4 +78,4 @@ def _extend(state: _State, ids: array[int], block_size: int) -> _Step:
     tokens.extend(ids)
     full = block_keys(state.last_key, tokens, block_size)
     open_tokens = tokens[len(full) * block_size :].tobytes()
-    return _Step(array("Q", map(published_key, full)), _State(full[-1] if full else state.last_key, open_tokens))
+    return _Step(list(map(published_key, full)), _State(full[-1] if full else state.last_key, open_tokens))

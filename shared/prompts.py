@@ -16,11 +16,11 @@ import random
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import msgspec
 from tokenizers import Tokenizer
 
 from shared.blocks import BlockKey, PublishedKey, block_keys
@@ -29,6 +29,7 @@ from shared.chat_template import ChatTemplate, PromptError
 from shared.incremental_decoder import IncrementalDecoder
 from shared.key_memo import KeyMemo, Run
 from shared.public_prefixes import Namespace
+from shared.template_splice import Rendered
 from shared.text_runs import MIN_RUN_CHARACTERS, TextRuns
 from shared.tokenizer_bundle import BundleError, TokenizerBundle
 from shared.word_memo import word_memo_of
@@ -79,32 +80,28 @@ _HARD_TEXTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
+class ChatPrompt(msgspec.Struct, frozen=True):
     """Messages as they came, as OpenAI's JSON has them."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
+class TextPrompt(msgspec.Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPrompt:
+class TokenPrompt(msgspec.Struct, frozen=True):
     ids: Sequence[int]
 
 
 PromptInput = ChatPrompt | TextPrompt | TokenPrompt
 
 
-@dataclass(frozen=True)
-class EncodedPrompt:
+class EncodedPrompt(msgspec.Struct, frozen=True, dict=True):
     runs: tuple[Run, ...]
     token_count: int
 
@@ -122,6 +119,14 @@ class EncodedPrompt:
         return EncodedPrompt(tuple(runs), max(0, self.token_count - tokens))
 
 
+class _Opening(NamedTuple):
+    """What prompts begin with that are rendered alike but for their last message."""
+
+    runs: tuple[tuple[str, str], ...]
+    """By their keys in the memo."""
+    rest: str
+
+
 class _NewRun:
     """A piece of the prompt that the memo does not hold: its text until it is tokenized, then its ids too."""
 
@@ -132,8 +137,7 @@ class _NewRun:
         self.ids = ids
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedPrompt:
+class PreparedPrompt(msgspec.Struct, frozen=True):
     """`unseen_characters` tells how much text `tokenize_missing` will have to tokenize: about 1 us for each 3."""
 
     pieces: list[Run | _NewRun]
@@ -160,9 +164,10 @@ class PromptEncoder:
             self._words = word_memo_of(self.tokenizer, bundle.tokenizer_json) if self._text_runs is not None else None
         except Exception as error:  # the bindings raise plain Exception
             raise BundleError(f"the tokenizer fails on ordinary text: {error}") from error
-        open_bytes = min(memo_bytes // 16, _MOST_OPEN_BYTES)
+        open_bytes, opening_bytes = min(memo_bytes // 16, _MOST_OPEN_BYTES), memo_bytes // 16
+        self._openings: ByteLru[str, _Opening] = ByteLru(opening_bytes)
         self._open_runs: ByteLru[tuple[str, str | bytes], Run] = ByteLru(open_bytes)
-        self._runs: ByteLru[tuple[str, str | bytes], Run] = ByteLru(memo_bytes // 2 - open_bytes)
+        self._runs: ByteLru[tuple[str, str | bytes], Run] = ByteLru(memo_bytes // 2 - open_bytes - opening_bytes)
         self._serials = itertools.count()
         self._key_memo = KeyMemo(memo_bytes // 2)
 
@@ -176,9 +181,9 @@ class PromptEncoder:
         """Raises PromptError, which names the field at fault."""
         match prompt:
             case ChatPrompt():
-                return self._prepare_text(self._render(prompt), special_tokens=False)
+                return self._prepare_text(*self._render(prompt), special_tokens=False)
             case TextPrompt(text):
-                return self._prepare_text(text, special_tokens=True)
+                return self._prepare_text("", text, special_tokens=True)
             case TokenPrompt(ids):
                 return self._prepare_ids(ids)
 
@@ -219,12 +224,11 @@ class PromptEncoder:
 
     @property
     def memo_bytes_used(self) -> int:
-        return self._runs.used_bytes + self._open_runs.used_bytes + self._key_memo.used_bytes
+        return sum(memo.used_bytes for memo in (self._openings, self._runs, self._open_runs, self._key_memo))
 
     def check_integrity(self) -> None:
-        self._runs.check_integrity()
-        self._open_runs.check_integrity()
-        self._key_memo.check_integrity()
+        for memo in (self._openings, self._runs, self._open_runs, self._key_memo):
+            memo.check_integrity()
 
     def golden_prompt_key(self, root: BlockKey, block_size: int) -> str:
         """The last block key of a fixed prompt through template and tokenizer, in hex: two sides that differ anywhere
@@ -242,10 +246,10 @@ class PromptEncoder:
         except PromptError as refusal:
             return refusal.message + filling  # a template that takes no such messages says so on both sides
 
-    def _render(self, prompt: ChatPrompt) -> str:
+    def _render(self, prompt: ChatPrompt) -> Rendered:
         if self._template is None:
             raise PromptError("this model has no chat template; send plain text to /v1/completions", "messages")
-        return self._template.render(
+        return self._template.parts(
             prompt.messages,
             prompt.tools,
             add_generation_prompt=prompt.add_generation_prompt,
@@ -253,16 +257,27 @@ class PromptEncoder:
             template_kwargs=prompt.template_kwargs,
         )
 
-    def _prepare_text(self, text: str, *, special_tokens: bool) -> PreparedPrompt:
+    def _prepare_text(self, opening: str, rest: str, *, special_tokens: bool) -> PreparedPrompt:
         pieces: list[Run | _NewRun]
         if self._text_runs is None:
-            pieces = [self._look_up(("whole" if special_tokens else "run", text))]
+            pieces = [self._look_up(("whole" if special_tokens else "run", opening + rest))]
         else:
-            pieces = [self._look_up(("run", run)) for run in self._text_runs.split(text)]
+            pieces = []
+            if opening:
+                known = self._openings.get(opening) or self._split_opening(opening, self._text_runs)
+                pieces = [self._look_up(memo_key) for memo_key in known.runs]
+                rest = known.rest + rest
+            pieces += [self._look_up(("run", run)) for run in self._text_runs.split(rest)]
             if special_tokens:
                 pieces = [self._text_ends.before, *pieces, self._text_ends.after]
-        unseen = sum(len(piece.memo_key[1]) for piece in pieces if isinstance(piece, _NewRun))
+        unseen = sum([len(piece.memo_key[1]) for piece in pieces if isinstance(piece, _NewRun)])
         return PreparedPrompt(pieces, unseen)
+
+    def _split_opening(self, opening: str, text_runs: TextRuns) -> _Opening:
+        runs, rest = text_runs.split_opening(opening)
+        split = _Opening(tuple(("run", run) for run in runs), rest)
+        self._openings.put(opening, split, _RUN_OVERHEAD_BYTES + 2 * sys.getsizeof(opening))
+        return split
 
     def _prepare_ids(self, ids: Sequence[int]) -> PreparedPrompt:
         try:

@@ -8,8 +8,9 @@ Blank lines and lines that begin with `#` are skipped.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from shared.api import ApiError, parse_tokenize
 from shared.prompts import ChatPrompt, PromptEncoder, PromptError
@@ -34,7 +35,7 @@ def read_public_prompts(path: Path, encoder: PromptEncoder) -> list[list[int]]:
         try:
             prompt = parse_tokenize(line.encode()).prompt
             if isinstance(prompt, ChatPrompt):
-                prompt = replace(prompt, add_generation_prompt=False, continue_final_message=False)
+                prompt = msgspec.structs.replace(prompt, add_generation_prompt=False, continue_final_message=False)
             prompts.append(encoder.encode(prompt).token_ids)
         except (ApiError, PromptError) as error:
             raise PublicPromptsError(f"{path}, line {number}: {error}") from error

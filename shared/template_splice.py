@@ -1,6 +1,6 @@
 """Renderings of conversations seen before but for their last message: its text is put in, nothing is rendered.
 
-    [system A, user "x"]   ->   before + "x" + after          before and after remembered for [system A, user ...]
+    [system A, user "x"]   ->   (before, "x" + after)         before and after remembered for [system A, user ...]
 
 Templates are programs and could do anything with a text; that this one only passes it on is made sure three times.
 
@@ -21,7 +21,7 @@ from jinja2 import nodes
 
 from shared.byte_lru import ByteLru
 
-__all__ = ["TemplateSplice"]
+__all__ = ["Rendered", "TemplateSplice"]
 
 _MEMO_BYTES = 16 * 2**20
 _ENTRY_OVERHEAD_BYTES = 500
@@ -50,6 +50,13 @@ Render = Callable[[list[dict[str, Any]], bool], str]
 """Messages and whether the generation prompt is added -> the text. May raise anything."""
 
 
+class Rendered(NamedTuple):
+    """The text is both, one behind the other. Prompts that begin alike have the same object for their opening."""
+
+    opening: str
+    rest: str
+
+
 class _Ends(NamedTuple):
     before: str
     after: str
@@ -67,7 +74,7 @@ class TemplateSplice:
         names = {name.name for name in tree.find_all(nodes.Name)} | {used.name for used in tree.find_all(nodes.Filter)}
         self.works = not names & _CHANGES_BY_ITSELF and self._passes_probes()
 
-    def text(self, messages: Messages, add_generation_prompt: bool) -> str | None:
+    def parts(self, messages: Messages, add_generation_prompt: bool) -> Rendered | None:
         """What rendering would give; None where that has to be done in full."""
         if not self.works or not _all_plain(messages) or messages[-1]["role"] != "user":
             return None
@@ -80,13 +87,13 @@ class TemplateSplice:
         ends = self._known.get(opening)
         if ends is None:
             return self._learn(opening, messages, add_generation_prompt)
-        text = ends.before + content + ends.after
+        spliced = Rendered(ends.before, content + ends.after)
         self._spliced += 1
         if self._spliced % _CHECK_EVERY == 0:
-            return self._checked(text, messages, add_generation_prompt)
-        return text
+            return self._checked(spliced, messages, add_generation_prompt)
+        return spliced
 
-    def _learn(self, opening: tuple[object, ...], messages: Messages, add_generation_prompt: bool) -> str | None:
+    def _learn(self, opening: tuple[object, ...], messages: Messages, add_generation_prompt: bool) -> Rendered | None:
         """At the second time: most beginnings of conversations come once."""
         digest = hash(opening)
         if self._seen_once.get(digest) is None:
@@ -97,19 +104,22 @@ class TemplateSplice:
             return None
         size = 2 * len(ends.before) + len(ends.after) + _ENTRY_OVERHEAD_BYTES
         self._known.put(opening, ends, size)
-        return self._checked(ends.before + messages[-1]["content"] + ends.after, messages, add_generation_prompt)
+        return self._checked(
+            Rendered(ends.before, messages[-1]["content"] + ends.after), messages, add_generation_prompt
+        )
 
     def _ends(self, opening: Messages, add_generation_prompt: bool) -> _Ends | None:
         marked = [*map(dict, opening), {"role": "user", "content": _MARK}]
         before, mark, after = self._render(marked, add_generation_prompt).partition(_MARK)
         return _Ends(before, after) if mark and _MARK not in after else None
 
-    def _checked(self, text: str, messages: Messages, add_generation_prompt: bool) -> str:
+    def _checked(self, spliced: Rendered, messages: Messages, add_generation_prompt: bool) -> Rendered:
         rendered = self._render(list(map(dict, messages)), add_generation_prompt)
-        if rendered != text:
-            self.works = False
-            _logger.warning("a chat template treats like texts differently: each prompt is rendered in full")
-        return rendered
+        if rendered == spliced.opening + spliced.rest:
+            return spliced
+        self.works = False
+        _logger.warning("a chat template treats like texts differently: each prompt is rendered in full")
+        return Rendered("", rendered)
 
     def _passes_through(self, content: str) -> bool:
         if not content or content[0].isspace() or content[-1].isspace() or content in self._compared:

@@ -32,6 +32,7 @@ class TextRuns:
         looks_left = any(token.single_word or token.rstrip for token in added)
         longest_first = sorted({token.content for token in added if token.content}, key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._longest = len(longest_first[0]) if longest_first else 0
         # A token that takes whitespace on its left, or minds its neighbours, is found but not cut at; nor is one that
         # a neighbour on its left could mind.
         self._cuttable = {
@@ -41,15 +42,27 @@ class TextRuns:
         }
 
     def split(self, text: str) -> list[str]:
+        runs, rest = self._cut(text, len(text))
+        if rest:
+            runs.append(rest)
+        return runs
+
+    def split_opening(self, text: str) -> tuple[list[str], str]:
+        """The runs that every text begins with that begins with this one, and what remains of it."""
+        return self._cut(text, len(text) - self._longest)
+
+    def _cut(self, text: str, last: int) -> tuple[list[str], str]:
         runs = []
         start = 0
-        for match in self._added.finditer(text):
-            if match.start() - start >= self._min_run_characters and match.group() in self._cuttable:
-                runs.append(text[start : match.start()])
-                start = match.start()
-        if start < len(text):
-            runs.append(text[start:])
-        return runs
+        if len(text) > self._min_run_characters:
+            for match in self._added.finditer(text):
+                at = match.start()
+                if at > last:
+                    break
+                if at - start >= self._min_run_characters and match.group() in self._cuttable:
+                    runs.append(text[start:at])
+                    start = at
+        return runs, text[start:]
 
 
 def _is_wordlike(character: str) -> bool:

@@ -61,6 +61,17 @@ def test_runs_encoded_one_by_one_give_the_ids_of_the_whole(name: str, pieces: li
     assert [token for run in runs for token in _ids(tokenizer, run)] == _ids(tokenizer, text)
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(opening=st.lists(_PIECES, max_size=12), rest=st.lists(_PIECES, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_an_opening_is_cut_where_every_text_is_that_begins_with_it(
+    name: str, opening: list[str], rest: list[str]
+) -> None:
+    text_runs = TextRuns(_tokenizer(name), min_run_characters=1)
+    runs, remains = text_runs.split_opening("".join(opening))
+    assert runs + text_runs.split(remains + "".join(rest)) == text_runs.split("".join(opening + rest))
+
+
 def test_a_conversation_that_grows_keeps_all_runs_but_the_last() -> None:
     runs = TextRuns(byte_level())
     turns = [f"<|im_start|>user\n{'word ' * 100}{number}<|im_end|>\n" for number in range(40)]
