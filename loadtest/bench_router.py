@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import select
-import shlex
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,8 +21,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import msgspec
 from rich.console import Console
@@ -33,6 +29,7 @@ from rich.table import Table
 from loadtest.bench_hold import longest_wait_seconds
 from loadtest.bench_load import Figures, Job
 from loadtest.bench_upstreams import CHUNKS
+from loadtest.peers import PeerError, program_name, running_peer, started
 from loadtest.process_figures import resident_bytes
 from shared.embedded_redis import EmbeddedRedisError, find_or_start
 from shared.settings import BenchRouterSettings
@@ -40,7 +37,6 @@ from shared.settings import BenchRouterSettings
 __all__ = ["run"]
 
 _READY_SECONDS = 30.0
-_POLL_SECONDS = 0.1
 _RUN_SECONDS = 600.0
 _SETTLE_SECONDS = 1.5
 """For whoever asks its replicas first whether they are well."""
@@ -101,7 +97,7 @@ def run(settings: BenchRouterSettings) -> int:
                 for contestant in contestants[1:]:
                     errors.print(f"{settings.soak_requests:,} more requests: {contestant.name}", markup=False)
                     _soak(contestant, settings)
-    except (_BenchError, EmbeddedRedisError) as error:
+    except (_BenchError, EmbeddedRedisError, PeerError) as error:
         errors.print(f"warmroute bench router: {error}", markup=False, soft_wrap=True)
         return 1
     console.print(_table(contestants))
@@ -121,8 +117,8 @@ def _start(settings: BenchRouterSettings, stack: ExitStack) -> list[_Contestant]
     contestants = [_Contestant("direct", replicas, None)]
     commands = [f"{sys.executable} -m warmroute router --port {{port}} --redis {redis.url} {settings.router_flags}"]
     for command in [*commands, *settings.peer_command]:
-        url, pid = stack.enter_context(_program(command, replicas))
-        name = _name_of(command)
+        url, pid = stack.enter_context(running_peer(command, replicas, subprocess.DEVNULL))
+        name = program_name(command)
         taken = sum(name == contestant.name.split(" ")[0] for contestant in contestants)
         contestants.append(_Contestant(f"{name} {taken + 1}" if taken else name, [url], pid))
     contestants += [_Contestant(url, [url], None) for url in settings.peer]
@@ -236,39 +232,8 @@ def _ratios(contestants: list[_Contestant]) -> Iterator[str]:
 
 @contextmanager
 def _module(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    with _started([sys.executable, "-m", name, *arguments], subprocess.PIPE) as process:
+    with started([sys.executable, "-m", name, *arguments], subprocess.PIPE, subprocess.DEVNULL) as process:
         yield process
-
-
-@contextmanager
-def _program(command: str, replicas: list[str]) -> Iterator[tuple[str, int]]:
-    """Its URL and process id, once it answers. `{port}` and `{replicas}` in the command are filled in."""
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
-    filled = command.replace("{port}", str(port)).replace("{replicas}", " ".join(replicas))
-    url = f"http://127.0.0.1:{port}"
-    with _started(shlex.split(filled), subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + _READY_SECONDS
-        while not _answers(url):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise _BenchError(f"{_name_of(command)} does not answer on its port: {filled}")
-            time.sleep(_POLL_SECONDS)
-        yield url, process.pid
-
-
-@contextmanager
-def _started(arguments: list[str], stdout: int) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(  # noqa: S603 - no shell; ours, or the command that the user named
-        arguments, stdout=stdout, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(_READY_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 def _ready_line(process: subprocess.Popen[str]) -> list[str]:
@@ -278,18 +243,3 @@ def _ready_line(process: subprocess.Popen[str]) -> list[str]:
     if word != "ready":
         raise _BenchError("the bench's replicas do not start")
     return urls
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urlopen(f"{url}/v1/models", timeout=_READY_SECONDS) as answer:  # noqa: S310 - a URL of our own
-            return bool(answer.status == 200)
-    except (URLError, OSError):
-        return False
-
-
-def _name_of(command: str) -> str:
-    """Of its program, whoever interprets it."""
-    words = [word for word in shlex.split(command) if not word.startswith("-")]
-    named = [Path(word).name for word in words if not Path(word).name.startswith("python")]
-    return named[0] if named else command

@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +21,13 @@ from urllib.request import Request, urlopen
 import msgspec
 
 from loadtest.chat_client import ChatClient, ChatRequest, RequestFailedError
+from loadtest.peers import Peer, running_peer
+from loadtest.plans import replica_flags
+from loadtest.workloads import Message
 from shared.embedded_redis import find_or_start
 from shared.fleet_records import ReplicaRecord
 from shared.fleet_state import FleetState
-from shared.prompts import PromptEncoder, TokenizerBundle
+from shared.prompts import ChatPrompt, PromptEncoder, TokenizerBundle
 from shared.settings import CompareSettings
 from shared.supervisor import Child, Program, stop_all
 
@@ -51,6 +54,7 @@ class Cluster:
     model: str
     block_size: int
     capacity_blocks: int
+    context_tokens: int
     encoder: PromptEncoder
     """Renders and tokenizes as the replicas do."""
     common_flags: tuple[str, ...]
@@ -66,21 +70,50 @@ class Cluster:
             self._make_cold(url)
             yield url
 
+    @contextmanager
+    def peer(self, peer: Peer) -> Iterator[str]:
+        """The URL of that router, freshly started in front of the same replicas, cold. Raises PeerError."""
+        with running_peer(peer.command, list(self.urls.values()), self.log) as (url, _):
+            _wait(lambda: self._is_answered(url), f"{peer.name} does not answer a request")
+            self._empty_caches()
+            yield url
+
+    def encode_prompt(self, messages: list[Message]) -> Sequence[int]:
+        """The ids that the engine sees. Raises PromptError."""
+        return self.encoder.encode(ChatPrompt(messages)).token_ids
+
+    def encode_answer(self, text: str) -> Sequence[int]:
+        return self.encoder.tokenizer.encode(text, add_special_tokens=False).ids
+
     def busy_seconds(self) -> dict[str, float]:
         """Processor time of each replica so far; empty where the system does not tell."""
         return {name: seconds for name, child in self.replicas.items() if (seconds := _cpu_seconds(child.pid))}
 
     def _make_cold(self, router_url: str) -> None:
         """One request each way, so that nothing is done for the first time later; then empty every cache."""
-        body = msgspec.json.encode(msgspec.structs.replace(_WARM_UP, model=self.model))
         for url in [*self.urls.values(), router_url]:
             try:
-                ChatClient(url, _SETTLE_SECONDS).ask(body)
+                self._ask(url)
             except RequestFailedError as failure:
                 raise ClusterError(f"{url} does not answer the warm-up request: {failure}") from failure
+        self._empty_caches()
+        self._wait_for_view(router_url, lambda seen: seen["blocks"] == 0, "see every cache empty")
+
+    def _ask(self, url: str) -> None:
+        body = msgspec.json.encode(msgspec.structs.replace(_WARM_UP, model=self.model))
+        ChatClient(url, _SETTLE_SECONDS).ask(body)
+
+    def _is_answered(self, url: str) -> bool:
+        """Raises OSError where it is not, so that whoever waits can tell why."""
+        try:
+            self._ask(url)
+        except RequestFailedError as failure:
+            raise OSError(str(failure)) from None
+        return True
+
+    def _empty_caches(self) -> None:
         for name, url in self.urls.items():
             _wait(partial(_is_empty_after_reset, url), f"{name} does not empty its cache")
-        self._wait_for_view(router_url, lambda seen: seen["blocks"] == 0, "see every cache empty")
 
     def _wait_for_view(self, router_url: str, fits: Callable[[dict[str, Any]], bool], what: str) -> None:
         def seen() -> bool:
@@ -98,7 +131,7 @@ def running_cluster(settings: CompareSettings, log: TextIO) -> Iterator[Cluster]
     with find_or_start(settings.redis) as redis:
         name = f"compare-{os.getpid()}"
         common = ("--redis", redis.url, "--cluster", name, "--log-level", settings.log_level)
-        flags = ("replica", "--port", "0", *common, *_replica_flags(settings))
+        flags = ("replica", "--port", "0", *common, *replica_flags(settings))
         with _running([Program(each, (*flags, "--id", each), _UNSIGNED) for each in ids], log) as children:
             urls = {each: child.wait_ready(_READY_SECONDS) for each, child in zip(ids, children, strict=True)}
             record, bundle = asyncio.run(_published(FleetState(redis.url, name), ids))
@@ -108,17 +141,11 @@ def running_cluster(settings: CompareSettings, log: TextIO) -> Iterator[Cluster]
                 record.model,
                 record.block_size,
                 record.capacity_blocks,
+                _get(f"{urls[ids[0]]}/v1/models")["data"][0]["max_model_len"],
                 PromptEncoder(bundle),
                 common,
                 log,
             )
-
-
-def _replica_flags(settings: CompareSettings) -> list[str]:
-    threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.replicas)
-    flags = ["--engine", settings.engine, "--model", settings.model, "--threads", str(threads)]
-    flags += ["--block-size", str(settings.block_size), "--token-budget", str(settings.token_budget)]
-    return flags if settings.blocks is None else [*flags, "--blocks", str(settings.blocks)]
 
 
 @contextmanager

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
+from loadtest.plans import AnyPlan, write_plan
 from loadtest.records import RequestRecord, read_records, unsent
-from loadtest.workloads import Plan
+from loadtest.workloads import Session
 
 __all__ = ["LoadGeneratorError", "play"]
 
@@ -27,7 +26,7 @@ class LoadGeneratorError(Exception):
 
 
 def play(
-    plan: Plan,
+    plan: AnyPlan,
     *,
     host: str,
     model: str,
@@ -41,15 +40,14 @@ def play(
     is up: what has no record by then has failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
+    write_plan(folder / "plan.json", plan)
     records, log = folder / "records.jsonl", folder / "locust.log"
     records.write_bytes(b"")
     command = [sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE), "--headless", "--users", "1", "--host", host]
     command += ["--plan", str(folder / "plan.json"), "--records", str(records), "--model", model]
     command += ["--request-timeout", str(timeout_seconds), "--only-summary", "--loglevel", "WARNING"]
     sessions = plan.schedule()
-    last_arrival = max(turn.at_seconds for session in sessions for turn in session.turns)
-    deadline = time.monotonic() + _START_SECONDS + last_arrival + timeout_seconds
+    deadline = time.monotonic() + _START_SECONDS + max(_longest_seconds(each, timeout_seconds) for each in sessions)
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)  # noqa: S603 (ours)
         try:
@@ -71,6 +69,14 @@ def play(
         if (session.id, k) not in answered
     ]
     return found + lost
+
+
+def _longest_seconds(session: Session, timeout_seconds: float) -> float:
+    """Until its last answer must be there, if every answer that a turn waits for takes all the time it is allowed."""
+    seconds = 0.0
+    for turn in session.turns:
+        seconds = timeout_seconds + (turn.at_seconds if turn.think_seconds is None else seconds + turn.think_seconds)
+    return seconds
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -5,7 +5,7 @@
     locust -f loadtest/locustfile.py --host ... --headless -u 1 --plan plan.json       open loop: arrivals as planned
 
 In a closed loop each user asks, waits, reads and asks again, so a slow server gets fewer requests; good for trying
-things out. In an open loop one user plays the whole plan (`loadtest.workloads.Plan`) and arrivals wait for nobody,
+things out. In an open loop one user plays the whole plan (`loadtest.plans`) and arrivals wait for nobody,
 which is what `warmroute compare` measures with.
 
 Metrics, each its own row: `TTFT`, `TPOT` and `E2E` in milliseconds, `CACHED` in prompt tokens.
@@ -28,10 +28,11 @@ from locust.argument_parser import LocustArgumentParser
 from locust.exception import StopUser
 
 from loadtest.chat_client import Answer, ChatClient, ChatRequest, RequestFailedError
+from loadtest.plans import read_plan
 from loadtest.records import RequestRecord, append_record, unsent
-from loadtest.workloads import SHAPES, Plan, Session, Workload
+from loadtest.workloads import SHAPES, Session, Workload
 
-_HEAD_START_SECONDS = 0.2
+_HEAD_START_SECONDS = 0.5
 _numbers = itertools.count()
 _logger = logging.getLogger(__name__)
 
@@ -72,7 +73,8 @@ class Talker(User):
             raise ValueError("say where to send them: --host http://127.0.0.1:8000")
         self._client = ChatClient(host, options.request_timeout)
         self._model = options.model or _first_model(host)
-        self._plan = msgspec.json.decode(Path(options.plan).read_bytes(), type=Plan) if options.plan else None
+        self._plan = read_plan(Path(options.plan)) if options.plan else None
+        self._planned = self._plan.schedule() if self._plan else []  # takes its time, so before the clock starts
         self._workload = Workload(options.workload, SHAPES[options.workload], options.seed)
         self._records = Path(options.records).open("ab") if options.records else None  # noqa: SIM115 (until on_stop)
         self._start = time.perf_counter() + _HEAD_START_SECONDS
@@ -88,7 +90,7 @@ class Talker(User):
         if self._plan is None:
             self._converse(self._workload.session(next(_numbers)))
             return
-        gevent.joinall([gevent.spawn(self._play, session) for session in self._plan.schedule()])
+        gevent.joinall([gevent.spawn(self._play, session) for session in self._planned])
         self._quit()
         raise StopUser
 
@@ -104,8 +106,9 @@ class Talker(User):
         ready = 0.0
         for k, turn in enumerate(session.turns):
             body = self._encode(session, answers)
-            gevent.sleep(max(0.0, turn.at_seconds - self._now()))
-            record = self._ask(body, session.id, k, scheduled=turn.at_seconds, ready=max(turn.at_seconds, ready))
+            scheduled = turn.at_seconds if turn.think_seconds is None else ready + turn.think_seconds
+            gevent.sleep(max(0.0, scheduled - self._now()))
+            record = self._ask(body, session.id, k, scheduled=scheduled, ready=max(scheduled, ready))
             if record.error is not None:
                 for later in range(k + 1, len(session.turns)):
                     self._report(unsent(session.id, later, session.turns[later].at_seconds, "An earlier turn failed."))

@@ -7,6 +7,7 @@ its last token, which no engine has computed. No placement over any number of re
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -54,23 +55,54 @@ def ideal_hits(
     return hits
 
 
+class _Node:
+    """A stretch of tokens, and what went on from its end, by the first token of each."""
+
+    __slots__ = ("children", "tokens")
+
+    def __init__(self, tokens: array[int], children: dict[int, _Node]) -> None:
+        self.tokens = tokens
+        self.children = children
+
+
 class _EndlessCache:
-    """All beginnings of all that was computed: a tree with a node per token."""
+    """All beginnings of all that was computed: a radix tree, so that long prompts cost four bytes a token."""
 
     def __init__(self) -> None:
-        self._next: dict[tuple[int, int], int] = {}
+        self._root = _Node(array("I"), {})
 
     def held(self, tokens: Sequence[int]) -> int:
         """How many of the leading `tokens` were computed before."""
-        node = 0
-        for depth, token in enumerate(tokens):
-            child = self._next.get((node, token))
-            if child is None:
-                return depth
-            node = child
-        return len(tokens)
+        return self._descend(array("I", tokens))[2]
 
     def add(self, tokens: Sequence[int]) -> None:
-        node = 0
-        for token in tokens:
-            node = self._next.setdefault((node, token), len(self._next) + 1)
+        packed = array("I", tokens)
+        node, shared, depth = self._descend(packed)
+        if shared < len(node.tokens):
+            rest = _Node(node.tokens[shared:], node.children)
+            node.tokens, node.children = node.tokens[:shared], {rest.tokens[0]: rest}
+        if depth < len(packed):
+            node.children[packed[depth]] = _Node(packed[depth:], {})
+
+    def _descend(self, tokens: array[int]) -> tuple[_Node, int, int]:
+        """The last node that `tokens` reach, how many of its own they share, and how many they share in all."""
+        node, shared, depth = self._root, 0, 0
+        while shared == len(node.tokens) and depth < len(tokens):
+            child = node.children.get(tokens[depth])
+            if child is None:
+                break
+            node, shared = child, _common(child.tokens, tokens[depth : depth + len(child.tokens)])
+            depth += shared
+        return node, shared, depth
+
+
+def _common(left: array[int], right: array[int]) -> int:
+    """The length of their longest common beginning, by bisection: arrays compare fast."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from loadtest.objective import Objective
 from loadtest.oracle import IdealHit
 from loadtest.records import RequestRecord
 
@@ -22,11 +23,13 @@ __all__ = [
     "Distribution",
     "Measured",
     "PolicyResult",
+    "RateResults",
     "Ratio",
     "ReplicaShare",
     "Results",
     "Run",
     "RunResult",
+    "Simulated",
     "measure_run",
     "percentile",
     "ratios",
@@ -37,6 +40,7 @@ _SMALL_LAG_SHARE = 0.2
 """At p99 against the median: one request in a hundred may be that much too late, the others less."""
 _ALWAYS_SMALL_LAG_MS = 1.0
 _KEPT_ERRORS = 5
+_DEFAULT_OBJECTIVE = Objective()
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -67,6 +71,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Distribution
     tpot_ms: Distribution
     e2e_ms: Distribution
+    goodput: float
+    """Share of requests within the objective; times the rate, it is requests per second."""
     hit_rate: float
     ideal_hit_rate: float
     """Of one endless cache shared by all requests."""
@@ -109,10 +115,46 @@ class Ratio(msgspec.Struct, frozen=True):
     high: float
 
 
-class Results(msgspec.Struct, frozen=True):
+class Simulated(msgspec.Struct, frozen=True):
+    """The same arrivals in the simulator, and by how much it was wrong: simulated less live."""
+
+    hit_rate: float
+    hit_rate_error: float
+    ttft_ms_mean: float
+    ttft_ms_mean_error_share: float
+    """Of the live mean."""
+
+
+class RateResults(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one rate gave, in requests per second."""
+
+    rate: float
+    policies: dict[str, PolicyResult]
+    ratios: list[Ratio]
+    simulated: dict[str, Simulated] = {}
+    """By policy, where the simulator was asked."""
+
+
+class Results(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`policies` and `ratios` are those of the highest rate; `rates` has all, lowest first, if there are several."""
+
     policies: dict[str, PolicyResult]
     ratios: list[Ratio]
     setup: dict[str, Any]
+    rates: list[RateResults] = []
+    simulated: dict[str, Simulated] = {}
+
+    @property
+    def sound(self) -> bool:
+        """Every request was answered, and everybody has a run that is not void, at every rate."""
+        every = [self.policies, *(rate.policies for rate in self.rates)]
+        return all(each.failed == 0 and each.valid_repeats > 0 for policies in every for each in policies.values())
+
+    @classmethod
+    def of(cls, rates: list[RateResults], setup: dict[str, Any]) -> Results:
+        highest = rates[-1]
+        several = rates if len(rates) > 1 else []
+        return cls(highest.policies, highest.ratios, setup, several, highest.simulated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +184,10 @@ def measure_run(
     seed: int,
     replica_ids: Sequence[str],
     timeout_seconds: float,
+    objective: Objective = _DEFAULT_OBJECTIVE,
 ) -> Run:
     """`ideals[i]` belongs to `records[i]` and is None where the request could not be asked at all."""
-    measured = _measure(records, ideals, replica_ids, timeout_seconds)
+    measured = _measure(records, ideals, replica_ids, timeout_seconds, objective)
     counted = Counter(record.error for record in records if record.error is not None)
     result = RunResult(
         **measured,
@@ -161,7 +204,9 @@ def measure_run(
     return Run(result, records, ideals)
 
 
-def summarize_policy(runs: Sequence[Run], timeout_seconds: float) -> PolicyResult:
+def summarize_policy(
+    runs: Sequence[Run], timeout_seconds: float, objective: Objective = _DEFAULT_OBJECTIVE
+) -> PolicyResult:
     """Latencies and tokens of all valid runs together; of the void ones, where there is no other."""
     valid = [run for run in runs if run.result.void is None]
     counted = valid or runs
@@ -170,6 +215,7 @@ def summarize_policy(runs: Sequence[Run], timeout_seconds: float) -> PolicyResul
         [ideal for run in counted for ideal in run.ideals],
         list(counted[0].result.replicas),
         timeout_seconds,
+        objective,
     )
     measured["imbalance"] = fmean(run.result.imbalance for run in counted)  # of sums it would hide what runs show
     return PolicyResult(**measured, valid_repeats=len(valid), repeats=[run.result for run in runs])
@@ -205,6 +251,7 @@ def _measure(
     ideals: Sequence[IdealHit | None],
     replica_ids: Sequence[str],
     timeout_seconds: float,
+    objective: Objective,
 ) -> dict[str, Any]:
     """The fields of `Measured`."""
     allowed_ms = timeout_seconds * 1000
@@ -225,6 +272,7 @@ def _measure(
         "ttft_ms": Distribution.of([allowed_ms if record.ttft_ms is None else record.ttft_ms for record in records]),
         "tpot_ms": Distribution.of([record.tpot_ms for record in records if record.tpot_ms is not None]),
         "e2e_ms": Distribution.of([allowed_ms if record.e2e_ms is None else record.e2e_ms for record in records]),
+        "goodput": fmean(map(objective.met_by, records)) if records else 0.0,
         "hit_rate": sum(share.cached_tokens for share in shares.values()) / max(1, prompt_tokens),
         "ideal_hit_rate": sum(ideal.cached_tokens for ideal in asked) / max(1, prompt_tokens),
         "imbalance": max(loads) / fmean(loads) if any(loads) else 1.0,

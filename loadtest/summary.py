@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from loadtest.results import Measured, PolicyResult, Ratio, Results
+from loadtest.results import Measured, PolicyResult, Ratio, Results, Simulated
 
-__all__ = ["COLUMNS", "Cell", "cells", "headline", "notes", "ratio_line"]
+__all__ = ["COLUMNS", "Cell", "cells", "headline", "notes", "ratio_line", "simulated_lines"]
 
 
 class Cell(NamedTuple):
@@ -23,10 +23,12 @@ _FORMS: dict[str, tuple[_Read, str]] = {
     "TTFT p90": (lambda measured: measured.ttft_ms.p90, "{:,.0f} ms"),
     "TTFT p99": (lambda measured: measured.ttft_ms.p99, "{:,.0f} ms"),
     "TPOT mean": (lambda measured: measured.tpot_ms.mean, "{:,.1f} ms"),
+    "goodput": (lambda measured: measured.goodput, "{:.1%}"),
     "hit rate": (lambda measured: measured.hit_rate, "{:.1%}"),
     "ideal": (lambda measured: measured.ideal_hit_rate, "{:.1%}"),
     "of ideal": (lambda measured: measured.share_of_ideal, "{:.0%}"),
     "imbalance": (lambda measured: measured.imbalance, "{:.2f}"),
+    "lag p99": (lambda measured: measured.arrival_lag_ms_p99, "{:,.1f} ms"),
 }
 COLUMNS = (*_FORMS, "failed")
 _MEASURES = {"hit_rate": "hit rate", "ttft_ms_mean": "mean TTFT", "ttft_ms_p99": "p99 TTFT"}
@@ -68,10 +70,25 @@ def ratio_line(ratio: Ratio) -> str:
     return f"{ratio.policy} against {ratio.baseline}: {_MEASURES[ratio.measure]} {_times(ratio)}"
 
 
+def simulated_lines(simulated: Mapping[str, Simulated]) -> list[str]:
+    """By how much the simulator was wrong, policy by policy."""
+    return [
+        f"{policy} simulated: hit rate {each.hit_rate:.1%} ({100 * each.hit_rate_error:+.1f} points), mean TTFT "
+        f"{each.ttft_ms_mean:,.0f} ms ({each.ttft_ms_mean_error_share:+.1%})"
+        for policy, each in simulated.items()
+    ]
+
+
 def notes(results: Results) -> list[str]:
     """What a reader must know before believing the figures; empty when all is well."""
+    if results.rates:
+        return [f"{rate.rate:.3g}/s: {note}" for rate in results.rates for note in _notes(rate.policies)]
+    return _notes(results.policies)
+
+
+def _notes(policies: Mapping[str, PolicyResult]) -> list[str]:
     found = []
-    for policy, result in results.policies.items():
+    for policy, result in policies.items():
         if void := [run.void for run in result.repeats if run.void]:
             found.append(f"{policy}: {len(void)} of {len(result.repeats)} runs are void: {void[0]}.")
         if result.failed:

@@ -22,7 +22,7 @@ from itertools import accumulate, repeat
 from random import Random
 from typing import Literal
 
-__all__ = ["SHAPES", "Arrivals", "Message", "Plan", "Session", "Shape", "Turn", "Workload"]
+__all__ = ["SHAPES", "WORDS", "Arrivals", "Message", "Plan", "Session", "Shape", "Turn", "Workload"]
 
 Message = dict[str, str]
 Arrivals = Literal["poisson", "fixed"]
@@ -40,7 +40,8 @@ between being under three never know same last another while us might great go c
 take used himself few house use place during high without again home around small however found part school once
 general upon say every
 """
-_WORDS = _VOCABULARY.split()
+WORDS = _VOCABULARY.split()
+"""Each of them a token of the model `tiny`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class Turn:
     """Scheduled arrival, from the start of the run. It goes later only if the answer before it is not yet there."""
     text: str
     max_tokens: int
+    think_seconds: float | None = None
+    """If told, it is asked so long after the answer before it, whenever that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,13 @@ class Session:
     id: int
     opening: tuple[Message, ...]
     turns: tuple[Turn, ...]
+    standalone: bool = False
+    """Each turn's text is the whole prompt, with whatever it repeats of the turns before."""
 
     def messages(self, answers: Sequence[str]) -> list[Message]:
         """The request of turn `len(answers)`, which carries the conversation so far."""
+        if self.standalone:
+            return [{"role": "user", "content": self.turns[len(answers)].text}]
         spoken = list(self.opening)
         for turn, answer in zip(self.turns, answers, strict=False):
             spoken.append({"role": "user", "content": turn.text})
@@ -138,6 +145,9 @@ class Plan:
 
     def with_seed(self, seed: int) -> Plan:
         return replace(self, seed=seed)
+
+    def with_rate(self, rate: float) -> Plan:
+        return replace(self, rate=rate)
 
     def schedule(self) -> list[Session]:
         """All sessions of the run. Each arrival is the next turn of one of the open conversations.
@@ -195,4 +205,4 @@ def _text(name: str, mean_words: int) -> str:
     """Words that are a function of `name` alone, between half and one and a half times the mean in number."""
     draw = Random(name)
     count = draw.randint(max(1, mean_words // 2), max(1, mean_words * 3 // 2))
-    return " ".join(word(_WORDS) for word in repeat(draw.choice, count))
+    return " ".join(word(WORDS) for word in repeat(draw.choice, count))

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 
 from replica.runner import Runner
+from replica.simulated_runner import SimulatedCost, SimulatedRunner
 from shared.fleet_records import CostCoefficients
 from shared.settings import ReplicaSettings
 from shared.tokenizer_bundle import TokenizerBundle
 
-__all__ = ["Backend", "BackendError", "load_backend"]
+__all__ = ["Backend", "BackendError", "load_backend", "simulated_cost"]
 
 _SIMULATED_BLOCKS = 4096
 _SIMULATED_CONTEXT_TOKENS = 16_384
@@ -41,18 +42,22 @@ def load_backend(settings: ReplicaSettings) -> Backend:
     return _simulated(settings) if settings.engine == "sim" else _torch(settings)
 
 
-def _simulated(settings: ReplicaSettings) -> Backend:
-    from replica.simulated_runner import SimulatedCost, SimulatedRunner
-    from replica.tiny_tokenizer import END, SPECIAL_TOKENS, tiny_bundle, word_token_ids
-
-    if settings.model != "tiny":
-        raise BackendError(f"--engine sim plays the model tiny only, not {settings.model!r}")
-    cost = SimulatedCost(
+def simulated_cost(settings: ReplicaSettings) -> SimulatedCost:
+    """What a step takes with `--engine sim`."""
+    return SimulatedCost(
         base_seconds=settings.sim_base_seconds,
         per_token_seconds=settings.sim_per_token_seconds,
         per_token_context_seconds=settings.sim_per_token_context_seconds,
         per_decode_seconds=settings.sim_per_decode_seconds,
     )
+
+
+def _simulated(settings: ReplicaSettings) -> Backend:
+    from replica.tiny_tokenizer import END, SPECIAL_TOKENS, tiny_bundle, word_token_ids
+
+    if settings.model != "tiny":
+        raise BackendError(f"--engine sim plays the model tiny only, not {settings.model!r}")
+    cost = simulated_cost(settings)
     return Backend(
         runner=SimulatedRunner(
             settings.blocks or _SIMULATED_BLOCKS,

@@ -34,12 +34,24 @@ class CompareSettings:
     policies: tuple[str, ...] = setting(
         ("cache-aware", "round-robin"), "policies to compare, comma-separated", choices=POLICY_NAMES
     )
+    peers: tuple[str, ...] = setting(
+        (),
+        "another router for the same replicas, and how to start it: {port} and {replicas} are filled in; repeatable",
+        metavar="NAME=COMMAND",
+    )
     workload: str = setting("chat", "what is asked", choices=("shared-prefix", "chat", "few-shot", "rag"))
-    trace: str | None = setting(None, "trace to play instead of a workload", metavar="FILE")
+    trace: str | None = setting(None, "Mooncake or agentic trace to play instead of a workload", metavar="FILE")
+    scale: float = setting(1.0, "stretches the time between a trace's conversations", low=0.001, high=1000)
+    shrink: int = setting(1, "tells a trace's prompts, blocks and answers so many times shorter", low=1, high=1024)
     replicas: int = setting(2, "number of replicas", low=1, high=64)
     engine: str = engine_field()
     model: str = model_field()
     rate: float | None = setting(None, "requests per second; default: what suits the engine", low=0.001, high=100_000)
+    rates: tuple[str, ...] = setting(
+        (), "several rates, one after the other; 75% is that share of what sim replicas compute uncached", metavar="A,B"
+    )
+    objective: str = setting("ttft=1,tpot=0.1", "seconds within which a request counts as goodput", metavar="LIMITS")
+    simulate: bool = setting(False, "play the same arrivals in the simulator too, and tell its error (engine sim)")
     requests: int = setting(120, "requests of one run", low=1, high=1_000_000)
     repeats: int = setting(3, "runs per policy, in rotated order", low=1, high=100)
     out: str = setting("reports/compare", "folder for report.html and results.json", metavar="DIR")
@@ -47,6 +59,7 @@ class CompareSettings:
     block_size: int = block_size_field()
     token_budget: int = token_budget_field()
     threads: int | None = threads_field()
+    replica_flags: str = setting("", "further flags of the replicas, as one string", metavar="FLAGS")
     redis: str | None = redis_field("Redis to use; default: one is started")
     seed: int = setting(0, "of the workload and its arrivals", low=0, high=2**63 - 1)
     groups: int | None = setting(None, "distinct system prompts, tasks or documents", low=1, high=100_000)
@@ -60,10 +73,16 @@ class CompareSettings:
 
     def __post_init__(self) -> None:
         check_redis(self.redis)
-        if not self.policies:
-            raise SettingsError("--policies names no policy")
-        if self.trace is not None:
-            raise SettingsError("--trace is not supported yet; choose a --workload")
+        if not self.policies and not self.peers:
+            raise SettingsError("--policies names no policy, and --peers nobody else")
+        if self.rate is not None and self.rates:
+            raise SettingsError("--rate and --rates exclude each other")
+        if self.trace is None and (self.scale, self.shrink) != (1.0, 1):
+            raise SettingsError("--scale and --shrink belong to a --trace")
+        if self.scale != 1.0 and (self.rate is not None or self.rates):
+            raise SettingsError("--scale excludes --rate and --rates, which set a trace's pace too")
+        if self.engine != "sim" and (self.simulate or any(rate.endswith("%") for rate in self.rates)):
+            raise SettingsError("--simulate and rates in % need --engine sim: only its costs are known beforehand")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,7 +156,8 @@ class Simulation:
             self.clock.at(change.seconds, act, change.replica_id)
         for number, conversation in enumerate(self._conversations):
             first = conversation.turns[0]
-            self.clock.at(conversation.start_seconds + first.think_seconds, self._ask, number, conversation, 0)
+            due = conversation.start_seconds + first.think_seconds
+            self.clock.at(due, self._ask, number, conversation, 0, due)
         self.clock.at(0.0, self._report)
         if self._desks:
             self.clock.at(0.0, self._share)
@@ -231,9 +232,9 @@ class Simulation:
 
     # -- a request -------------------------------------------------------------------------------------------------
 
-    def _ask(self, number: int, conversation: Conversation, turn: int) -> None:
+    def _ask(self, number: int, conversation: Conversation, turn: int, due: float) -> None:
         asked = _Asked(number, conversation, turn, len(self.records))
-        self.records.append(unsent(number, turn, self.clock.now, "still under way"))
+        self.records.append(unsent(number, turn, due, "still under way"))
         tokens = conversation.turns[turn].prompt.token_ids()
         keys = block_keys(_ROOT, cast(Sequence[int], tokens), self.setup.block_size)
         self.ideals.append(self._ideal(keys, len(tokens)))
@@ -315,8 +316,9 @@ class Simulation:
             self.clock.at(now, self._leave_if_drained, view)
         following = asked.turn + 1
         if following < len(asked.conversation.turns):
-            think = asked.conversation.turns[following].think_seconds
-            self.clock.at(now + think, self._ask, asked.number, asked.conversation, following)
+            turn = asked.conversation.turns[following]
+            due = now + turn.think_seconds if turn.due_seconds is None else turn.due_seconds
+            self.clock.at(due, self._ask, asked.number, asked.conversation, following, due)
 
     def _lost(self, asked: _Asked) -> None:
         """Its replica went away: sent again if nothing was answered yet, as the proxy does."""

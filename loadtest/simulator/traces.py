@@ -26,6 +26,7 @@ __all__ = [
     "Conversation",
     "Prompt",
     "Run",
+    "TokenPrompt",
     "TraceError",
     "Turn",
     "offered_load",
@@ -78,12 +79,27 @@ class Prompt(NamedTuple):
         return ids
 
 
+class TokenPrompt(NamedTuple):
+    """The same, told token by token."""
+
+    ids: array[int]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+    def token_ids(self) -> array[int]:
+        return self.ids[:]
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
-    prompt: Prompt
+    prompt: Prompt | TokenPrompt
     output_tokens: int
     think_seconds: float = 0.0
     """From the end of the answer before (or the conversation's start) until this is asked."""
+    due_seconds: float | None = None
+    """If told, it is due then instead, and asked as soon after as the answer before it is there."""
 
 
 @dataclass(frozen=True, slots=True)

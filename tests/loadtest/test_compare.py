@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from loadtest.cluster import Cluster
-from loadtest.compare import _Comparison
+from loadtest.compare import _Comparison, _Stage
 from shared.settings import CompareSettings
 from tests.helpers import wait_until
 from tests.loadtest.test_results import record, run
@@ -105,7 +105,8 @@ def test_a_void_run_is_shown_as_tried_once_more(tmp_path: Path, monkeypatch: pyt
     tries = [run(record(1.0, lag_ms=1e4)), run(record(1.0))]
     monkeypatch.setattr(comparison, "_run_once", lambda *_: tries.pop(0))
     with Progress(console=Console(file=shown)) as progress:
-        comparison._run_soundly(cast("Cluster", None), "round-robin", 0, progress, progress.add_task("a", total=1))
+        stage, task = _Stage(comparison._plan, tmp_path, {}), progress.add_task("a", total=1)
+        comparison._run_soundly(cast("Cluster", None), stage, "round-robin", 0, progress, task)
     first, second = [line for line in shown.getvalue().splitlines() if line.startswith("round-robin")]
     assert first.startswith("round-robin, repeat 1: ")
     assert "; void: " in first
