@@ -41,6 +41,7 @@ from router.retries import Retries
 from router.shared_work import Journal, OthersWork
 from router.siblings import Siblings
 from router.tls import ServerTls, replica_context
+from router.tracing import BeginTrace, trace_of
 from router.upstream import Upstream
 from router.work_exchange import WorkExchange
 from shared.fleet_state import FleetState
@@ -59,10 +60,13 @@ _logger = logging.getLogger(__name__)
 class Router:
     """One router. An async context manager: within it, it serves on `url`."""
 
-    def __init__(self, settings: RouterSettings, siblings: Siblings | None = None) -> None:
+    def __init__(
+        self, settings: RouterSettings, siblings: Siblings | None = None, begin_trace: BeginTrace = trace_of
+    ) -> None:
         """`siblings` where it is one of several workers. Raises UnknownPolicyError, ApiKeysError and TlsError."""
         self._settings = settings
         self._siblings = siblings
+        self._begin_trace = begin_trace
         self.api_keys = ApiKeys(Path(settings.api_keys)) if settings.api_keys is not None else None
         self.tls = _server_tls(settings)
         self._replica_tls = replica_context(Path(settings.tls_ca)) if settings.tls_ca else None
@@ -165,6 +169,7 @@ class Router:
             ),
             self.retries,
             self._decision_log(),
+            self._begin_trace,
         )
         control = Control(
             self.fleet,

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from router.client_request import Response
 from router.headers import safe_value
 from router.placement import Decision
+from router.tracing import NO_TRACE, Trace
 from shared.api import GENERATION_PATHS, ApiError, dialect_of
 from shared.telemetry import fields
 
@@ -34,12 +35,14 @@ class Exchange:
         "started_seconds",
         "status",
         "streamed",
+        "trace",
     )
 
-    def __init__(self, request_id: str, path: str, now: float) -> None:
+    def __init__(self, request_id: str, path: str, now: float, trace: Trace = NO_TRACE) -> None:
         self.request_id = request_id
         self.path = path
         self.started_seconds = now
+        self.trace = trace
         self.model = ""
         self.decision: Decision | None = None
         self.queued_seconds: float | None = None
@@ -83,6 +86,8 @@ class Exchange:
             return
         line = {"id": self.request_id, "path": self.path, "model": self.model[:100], "status": self.status}
         line |= {"outcome": self.outcome, "attempts": self.attempts}
+        if self.trace.trace_id:
+            line["trace"] = self.trace.trace_id
         if (decision := self.decision) is not None:
             line |= {
                 "replica": decision.chosen.replica_id,

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import count
 
 from router.http1 import Head
+from router.tracing import NO_TRACE, Trace
 
 __all__ = ["SESSION_HEADER", "RequestIds", "request_headers", "response_headers", "safe_value"]
 
@@ -61,12 +62,16 @@ class RequestIds:
         return f"{self._prefix}-{next(self._numbers):x}"
 
 
-def request_headers(received: RawHeaders, request_id: str, admin_key: bytes = b"", tenant: str = "") -> bytes:
+def request_headers(
+    received: RawHeaders, request_id: str, admin_key: bytes = b"", tenant: str = "", trace: Trace = NO_TRACE
+) -> bytes:
     """What goes to the replica, as lines. Keys for this router never go on: the `admin_key`, and a tenant's API key."""
     named = [value for name, value in received if name.lower() == b"connection"]
     dropped = _NOT_SENT_ON | _named_by(named) if named else _NOT_SENT_ON
     if tenant:
         dropped |= _CREDENTIALS
+    if trace.dropped:
+        dropped |= trace.dropped
     lines = []
     for name, value in received:
         lowered = name.lower()
@@ -76,6 +81,7 @@ def request_headers(received: RawHeaders, request_id: str, admin_key: bytes = b"
     lines.append(b"x-request-id: %b\r\n" % request_id.encode())
     if tenant:
         lines.append(b"x-warmroute-tenant: %b\r\n" % tenant.encode())
+    lines.append(trace.lines)
     return b"".join(lines)
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 
 from router.api_keys import ApiKeysError
 from router.app import Router
 from router.decision_log import DecisionLogError
+from router.otel import tracer_from
 from router.policies import UnknownPolicyError
 from router.siblings import Siblings
 from router.tls import TlsError
+from router.tracing import trace_of
 from router.workers import CannotShareError, Workers
 from shared.settings import RouterSettings
 from shared.supervisor import say_ready
@@ -79,7 +83,12 @@ async def _serve(settings: RouterSettings, siblings: Siblings | None) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    async with Router(settings, siblings) as router:
+    tracer = tracer_from(os.environ)
+    async with AsyncExitStack() as stack:
+        if tracer is not None:
+            stack.callback(tracer.close)
+        begin_trace = tracer.begin if tracer is not None else trace_of
+        router = await stack.enter_async_context(Router(settings, siblings, begin_trace))
         if settings.redis is None and not settings.replica:
             _logger.warning("no Redis and no --replica: there is nobody to route to")
         if router.api_keys is not None or router.tls is not None:

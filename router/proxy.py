@@ -31,6 +31,7 @@ from router.policies.base import Policy, Request
 from router.policies.least_loaded import LeastLoaded
 from router.relay import BrokenOffError, relay
 from router.retries import Failing, Retries
+from router.tracing import BeginTrace, trace_of
 from router.upstream import Upstream, UpstreamError, UpstreamResponse
 from shared.api import ApiError, parse_routing
 from shared.api_errors import internal_error
@@ -75,6 +76,7 @@ class Proxy:
         limits: Limits,
         retries: Retries,
         decision_log: DecisionLog | None = None,
+        begin_trace: BeginTrace = trace_of,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._candidates = candidates
@@ -86,6 +88,7 @@ class Proxy:
         self._limits = limits
         self._retries = retries
         self._decision_log = decision_log
+        self._begin_trace = begin_trace
         self._admin_key = limits.admin_key.encode()
         self._clock = clock
         self._ids = RequestIds()
@@ -108,7 +111,8 @@ class Proxy:
         request: ClientRequest,
         forward: Callable[[ClientRequest, Exchange], Awaitable[None]],
     ) -> Response | None:
-        exchange = Exchange(self._ids.of(request.header(b"x-request-id")), request.path, self._clock())
+        request_id = self._ids.of(request.header(b"x-request-id"))
+        exchange = Exchange(request_id, request.path, self._clock(), self._begin_trace(request))
         try:
             if not self._admission.try_enter():
                 await self._queue(request, exchange)
@@ -130,6 +134,7 @@ class Proxy:
         finally:
             exchange.seconds = self._clock() - exchange.started_seconds
             self._metrics.ended(exchange)
+            exchange.trace.end(exchange)
             exchange.log()
 
     async def _queue(self, request: ClientRequest, exchange: Exchange) -> None:
@@ -162,7 +167,7 @@ class Proxy:
     def _errand(
         self, request: ClientRequest, exchange: Exchange, body: bytes, asked: Request, policy: Policy | None = None
     ) -> _Errand:
-        headers = request_headers(request.headers, exchange.request_id, self._admin_key, request.tenant)
+        headers = request_headers(request.headers, exchange.request_id, self._admin_key, request.tenant, exchange.trace)
         return _Errand(request, exchange, headers, body, asked, policy)
 
     async def _deliver(self, errand: _Errand) -> None:

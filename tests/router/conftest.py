@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from router.app import Router
+from router.tracing import BeginTrace, trace_of
 from shared.settings import RouterSettings
 from tests.helpers import eventually
 from tests.router.fake_replica import MODEL, FakeReplica
@@ -51,12 +52,13 @@ def chat(stream: bool = True, text: str = "hello", **fields: Any) -> dict[str, A
 class BenchFactory:
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
+        self.begin_trace: BeginTrace = trace_of
 
     async def __call__(self, count: int = 2, **settings: Any) -> Bench:
         replicas = [await self._stack.enter_async_context(FakeReplica()) for _ in range(count)]
         given: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "redis": None, "policy": "round-robin"}
         urls = tuple(replica.url for replica in replicas)
-        router = Router(RouterSettings(replica=urls, **{**given, **settings}))
+        router = Router(RouterSettings(replica=urls, **{**given, **settings}), begin_trace=self.begin_trace)
         await self._stack.enter_async_context(router)
         client = await self._stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
         await eventually(
