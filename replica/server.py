@@ -40,7 +40,7 @@ from shared.broken_http import ApiProtocol
 from shared.fleet_state import FleetState
 from shared.prompts import PromptEncoder, PromptError
 from shared.public_prefixes import PublicPrefixes
-from shared.public_prompts import PublicPromptsError, read_public_prompts
+from shared.public_prompts import PublicPrompt, PublicPromptsError, encode_public_prompts, read_public_prompts
 from shared.settings import ReplicaSettings
 from shared.supervisor import say_ready
 from shared.telemetry import fields, set_up_logging
@@ -51,6 +51,8 @@ __all__ = ["ReplicaServer", "run"]
 _LAST_WORDS_SECONDS = 2.0
 """For handlers to tell their clients, when the grace time is over, that there will be no more."""
 _BACKLOG = 4096
+_CANNOT_START = 1
+_BAD_USAGE = 2
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
@@ -60,16 +62,18 @@ _protocol_logger.setLevel(logging.CRITICAL)
 
 
 def run(settings: ReplicaSettings) -> int:
-    """Serve until SIGINT or SIGTERM. 0: left in order; 1: could not start, and said why on stderr."""
+    """Serve until SIGINT or SIGTERM. 0: left in order; 1 or (a file of the user's) 2: why not is on stderr."""
     set_up_logging(settings.log_level, "warmroute replica")
     return uvloop.run(_serve(settings))
 
 
 async def _serve(settings: ReplicaSettings) -> int:
     first, second = _signals()
-    server = ReplicaServer(settings)
     try:
+        server = ReplicaServer(settings)
         await server.listen()
+    except PublicPromptsError as error:
+        return _fail(f"--public-prefixes {error}", _BAD_USAGE)
     except OSError as error:
         reason = error.strerror or str(error)
         return _fail(f"cannot listen on {settings.host} port {settings.port} ({reason}); choose another --port")
@@ -85,6 +89,8 @@ async def _serve(settings: ReplicaSettings) -> int:
             loading.cancel()
     except BackendError as error:
         return _fail(str(error))
+    except PublicPromptsError as error:
+        return _fail(f"--public-prefixes {error}", _BAD_USAGE)
     finally:
         await server.stop(settings.grace_seconds, second)
     return 0
@@ -103,7 +109,9 @@ class ReplicaServer:
     """`listen`, `load`, `stop`, in this order; `url` is where routers reach it, known once it listens."""
 
     def __init__(self, settings: ReplicaSettings) -> None:
+        """Raises PublicPromptsError."""
         self._settings = settings
+        self._public = read_public_prompts(Path(settings.public_prefixes)) if settings.public_prefixes else []
         self._metrics = ReplicaMetrics()
         self._runner: web.AppRunner | None = None
         self._listening: asyncio.Server | None = None
@@ -138,10 +146,10 @@ class ReplicaServer:
         )
 
     async def load(self) -> None:
-        """Raises BackendError."""
+        """Raises BackendError and PublicPromptsError."""
         assert self._application is not None, "listen() comes first"
         settings = self._settings
-        loaded = await _in_thread(partial(_load, settings, self.id, self.url))
+        loaded = await _in_thread(partial(_load, settings, self.id, self.url, self._public))
         fleet_state = FleetState(settings.redis, settings.cluster, settings.secret) if settings.redis else None
         self._membership = Membership(loaded.identity, loaded.backend, fleet_state)
         model = _served_model(settings, loaded)
@@ -178,25 +186,16 @@ class ReplicaServer:
                 await _in_thread(self.service.engine.stop)
 
 
-def _load(settings: ReplicaSettings, replica_id: str, url: str) -> _Loaded:
+def _load(settings: ReplicaSettings, replica_id: str, url: str, public: list[PublicPrompt]) -> _Loaded:
     backend = load_backend(settings)
     try:
         encoder = PromptEncoder(backend.bundle)
         identity = identify(replica_id, url, settings.model, backend, encoder, settings.secret)
     except (BundleError, PromptError) as error:
         raise BackendError(f"model {settings.model}: its tokenizer or chat template cannot be used: {error}") from error
-    prefixes = _public_prefixes(settings, backend, encoder, identity)
+    token_ids = encode_public_prompts(public, encoder)
+    prefixes = PublicPrefixes(identity.fingerprint, backend.runner.block_size, settings.secret, token_ids)
     return _Loaded(backend, encoder, identity, _session_store(settings), prefixes)
-
-
-def _public_prefixes(
-    settings: ReplicaSettings, backend: Backend, encoder: PromptEncoder, identity: Identity
-) -> PublicPrefixes:
-    try:
-        prompts = read_public_prompts(Path(settings.public_prefixes), encoder) if settings.public_prefixes else []
-    except PublicPromptsError as error:
-        raise BackendError(f"--public-prefixes {error}") from error
-    return PublicPrefixes(identity.fingerprint, backend.runner.block_size, settings.secret, prompts)
 
 
 def _session_store(settings: ReplicaSettings) -> SessionStore | None:
@@ -331,6 +330,6 @@ async def _in_thread(work: Callable[[], _T]) -> _T:
     return await future
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, status: int = _CANNOT_START) -> int:
     sys.stderr.write(f"warmroute replica: {message}\n")
-    return 1
+    return status

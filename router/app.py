@@ -63,11 +63,15 @@ class Router:
     def __init__(
         self, settings: RouterSettings, siblings: Siblings | None = None, begin_trace: BeginTrace = trace_of
     ) -> None:
-        """`siblings` where it is one of several workers. Raises UnknownPolicyError, ApiKeysError and TlsError."""
+        """`siblings` where it is one of several workers.
+
+        Raises UnknownPolicyError, ApiKeysError, PublicPromptsError and TlsError.
+        """
         self._settings = settings
         self._siblings = siblings
         self._begin_trace = begin_trace
         self.api_keys = ApiKeys(Path(settings.api_keys)) if settings.api_keys is not None else None
+        self._public = _public_prompts(settings)
         self.tls = _server_tls(settings)
         self._replica_tls = replica_context(Path(settings.tls_ca)) if settings.tls_ca else None
         self._stack = AsyncExitStack()
@@ -113,11 +117,13 @@ class Router:
         return EXACT if step == "exact" else STALE
 
     @property
-    def _watched(self) -> list[ApiKeys | ServerTls]:
-        return [watched for watched in (self.api_keys, self.tls) if watched is not None]
+    def _watched(self) -> list[ApiKeys | PublicPrompts | ServerTls]:
+        return [watched for watched in (self.api_keys, self._public, self.tls) if watched is not None]
 
     def reload(self) -> None:
         """Read again what may be replaced while serving; what cannot be used leaves what was valid before."""
+        if not self._watched:
+            _logger.info("nothing to reload: no file is given that may be replaced while serving")
         for watched in self._watched:
             watched.reload()
 
@@ -150,9 +156,8 @@ class Router:
         self._upstream = upstream
         self.fleet.subscribe(self._retain)
         self.placement.trust.subscribe(self._tell_of_doubt)
-        public = PublicPrompts(Path(settings.public_prefixes), settings.secret) if settings.public_prefixes else None
         reader = PromptReader(executor)
-        candidates = Candidates(self.fleet, self.health, reader, lambda: self.view, settings.secret, public)
+        candidates = Candidates(self.fleet, self.health, reader, lambda: self.view, settings.secret, self._public)
         self._proxy = Proxy(
             candidates,
             self.placement,
@@ -259,6 +264,12 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+
+
+def _public_prompts(settings: RouterSettings) -> PublicPrompts | None:
+    if settings.public_prefixes is None:
+        return None
+    return PublicPrompts(Path(settings.public_prefixes), settings.secret)
 
 
 def _server_tls(settings: RouterSettings) -> ServerTls | None:

@@ -7,6 +7,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -72,13 +73,13 @@ def _ask(settings: RouteSettings | TopSettings, path: str, body: Any = None) -> 
     request = urllib.request.Request(  # noqa: S310 - the settings allow http and https only
         url, None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    if settings.admin_key:
-        request.add_header("Authorization", f"Bearer {settings.admin_key}")
+    if settings.api_key:
+        request.add_header("Authorization", f"Bearer {settings.api_key}")
     try:
         with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as response:  # noqa: S310
             answer = json.loads(response.read(_MAX_ANSWER_BYTES))
     except urllib.error.HTTPError as error:
-        raise _NoAnswerError(_complaint(error)) from error
+        raise _NoAnswerError(_complaint(error, settings)) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _NoAnswerError(f"no router answers at {settings.router} ({error}); give its URL with --router") from error
     if not isinstance(answer, dict):
@@ -86,7 +87,11 @@ def _ask(settings: RouteSettings | TopSettings, path: str, body: Any = None) -> 
     return answer
 
 
-def _complaint(error: urllib.error.HTTPError) -> str:
+def _complaint(error: urllib.error.HTTPError, settings: RouteSettings | TopSettings) -> str:
+    if error.code == HTTPStatus.UNAUTHORIZED:
+        if settings.api_key:
+            return f"the router at {settings.router} does not accept the key in WARMROUTE_API_KEY; check it"
+        return f"the router at {settings.router} asks for an API key; put one into WARMROUTE_API_KEY"
     try:
         return str(json.loads(error.read(_MAX_ANSWER_BYTES))["error"]["message"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -20,6 +20,7 @@ from router.siblings import Siblings
 from router.tls import TlsError
 from router.tracing import trace_of
 from router.workers import CannotShareError, Workers
+from shared.public_prompts import PublicPromptsError
 from shared.settings import RouterSettings
 from shared.supervisor import say_ready
 from shared.telemetry import set_up_logging
@@ -64,6 +65,9 @@ def _explained(
     try:
         with runner:
             return runner.run(program())
+    except PublicPromptsError as error:
+        sys.stderr.write(f"warmroute router: --public-prefixes {error}\n")
+        return _BAD_USAGE
     except (ApiKeysError, DecisionLogError, TlsError, UnknownPolicyError) as error:
         sys.stderr.write(f"warmroute router: {error}\n")
         return _BAD_USAGE
@@ -91,8 +95,7 @@ async def _serve(settings: RouterSettings, siblings: Siblings | None) -> int:
         router = await stack.enter_async_context(Router(settings, siblings, begin_trace))
         if settings.redis is None and not settings.replica:
             _logger.warning("no Redis and no --replica: there is nobody to route to")
-        if router.api_keys is not None or router.tls is not None:
-            loop.add_signal_handler(signal.SIGHUP, router.reload)
+        loop.add_signal_handler(signal.SIGHUP, router.reload)
         say_ready(router.url)
         await stop.wait()
         await router.drain(hurry)

@@ -81,8 +81,7 @@ class Workers:
             loop = asyncio.get_running_loop()
             for stop in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(stop, self._stop)
-            if self._settings.api_keys is not None or self._settings.tls_certificate is not None:
-                loop.add_signal_handler(signal.SIGHUP, self._tell, signal.SIGHUP)
+            loop.add_signal_handler(signal.SIGHUP, self._tell, signal.SIGHUP)
             async with asyncio.TaskGroup() as group:
                 for number in range(self._count):
                     own = share(self._settings, port, number)

@@ -94,7 +94,7 @@ class RouteSettings:
     prompt: str = setting(help="the user's message", positional=True)
     router: str = setting("http://127.0.0.1:8000", "URL of the router", metavar="URL")
     model: str | None = setting(None, "default: the first one served", metavar="MODEL")
-    admin_key: str = setting("", "key that admin paths ask for", secret=True)
+    api_key: str = setting("", "key that the router asks for, if it does", secret=True)
 
     def __post_init__(self) -> None:
         check_url("--router", self.router, ("http", "https"))
@@ -107,7 +107,7 @@ class TopSettings:
     router: str = setting("http://127.0.0.1:8000", "URL of the router", metavar="URL")
     every_seconds: float = setting(1.0, "between two looks", low=0.1, high=HOUR_SECONDS)
     once: bool = setting(False, "print one table and end")
-    admin_key: str = setting("", "key that admin paths ask for", secret=True)
+    api_key: str = setting("", "key that the router asks for, if it does", secret=True)
 
     def __post_init__(self) -> None:
         check_url("--router", self.router, ("http", "https"))
