@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from replica.answer import Part
@@ -43,6 +43,7 @@ from shared.api_errors import (
     not_ready,
     path_not_found,
     shutting_down,
+    version_not_supported,
 )
 from shared.prompts import EncodedPrompt
 
@@ -53,6 +54,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _EXPECT_CACHED = "x-warmroute-expect-cached-tokens"
 _MOST_DIGITS = 10
+_VERSIONS = (HttpVersion10, HttpVersion11)
 _REQUEST_ID = web.RequestKey("request_id", str)
 _FAILURE = web.RequestKey("failure", ApiError)
 """Why a stream that had begun was broken off."""
@@ -201,6 +203,8 @@ class ReplicaApplication:
     async def _answer_errors(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         outcome = "aborted"
         try:
+            if request.version not in _VERSIONS:
+                raise version_not_supported()
             response = await handler(request)
             outcome = failure.code if (failure := request.get(_FAILURE)) is not None else "ok"
             return response

@@ -36,7 +36,7 @@ from replica.service import Deliver, ServedModel, Service
 from replica.session_store import SessionStore
 from replica.sessions import SessionModel, Sessions
 from replica.step_meter import StepMeter
-from shared.broken_http import ApiProtocol
+from shared.broken_http import HEAD_LIMITS, ApiProtocol
 from shared.fleet_state import FleetState
 from shared.prompts import PromptEncoder, PromptError
 from shared.public_prefixes import PublicPrefixes
@@ -140,9 +140,9 @@ class ReplicaServer:
         await self._runner.setup()
         loop, server = asyncio.get_running_loop(), self._runner.server
         assert server is not None, "it has been set up"
-        quiet: dict[str, Any] = {"access_log": None, "logger": _protocol_logger}
+        settings_of_each: dict[str, Any] = {"access_log": None, "logger": _protocol_logger, **HEAD_LIMITS}
         self._listening = await loop.create_server(
-            lambda: ApiProtocol(server, loop=loop, **quiet), sock=listener, backlog=_BACKLOG
+            lambda: ApiProtocol(server, loop=loop, **settings_of_each), sock=listener, backlog=_BACKLOG
         )
 
     async def load(self) -> None:

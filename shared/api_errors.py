@@ -29,6 +29,7 @@ __all__ = [
     "path_not_found",
     "shutting_down",
     "unsupported",
+    "version_not_supported",
 ]
 
 Dialect = Literal["openai", "anthropic"]
@@ -167,6 +168,10 @@ def not_ready(message: str, retry_after_seconds: float = 2.0) -> ApiError:
 
 def shutting_down() -> ApiError:
     return not_ready("this replica is shutting down: send the request to another")
+
+
+def version_not_supported() -> ApiError:
+    return ApiError(505, "invalid_http", "only HTTP/1.1 and HTTP/1.0 are spoken here: use one of them")
 
 
 def internal_error(message: str = "the server failed on this request: its log says why") -> ApiError:

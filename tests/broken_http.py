@@ -9,13 +9,63 @@ import struct
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["BROKEN_HTTP", "answer_to", "reset"]
+__all__ = ["AMBIGUOUS_REQUESTS", "BROKEN_HTTP", "answer_to", "reset"]
 
 BROKEN_HTTP = (
     b"hello?\r\n\r\n",
     b"GET / HTTP/1.1\r\nno colon here\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 20_000 + b"\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n",
 )
+
+
+_POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
+_GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
+_CHUNKED = b"Transfer-Encoding: chunked\r\n"
+
+AMBIGUOUS_REQUESTS = (
+    _POST + b"Content-Length: 6\r\n" + _CHUNKED + b"\r\n0\r\n\r\nG",
+    _POST + _CHUNKED + b"Content-Length: 4\r\n\r\n1\r\na\r\n0\r\n\r\n",
+    _POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+    _POST + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+    _POST + b"Content-Length: 3, 3\r\n\r\nabc",
+    _POST + b"Content-Length: +3\r\n\r\nabc",
+    _POST + b"Content-Length: -3\r\n\r\nabc",
+    _POST + b"Content-Length: 0x3\r\n\r\nabc",
+    _POST + b"Content-Length: 3 3\r\n\r\nabc",
+    _POST + b"Content-Length: \r\n\r\n",
+    _POST + b"Content-Length: 99999999999999999999\r\n\r\nabc",
+    _POST + b"Content-Length : 3\r\n\r\nabc",
+    _POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    _POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    _POST + b"Transfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+    _POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    _POST + b'Transfer-Encoding: "chunked"\r\n\r\n0\r\n\r\n',
+    _POST + b"Transfer-Encoding:\x0bchunked\r\n\r\n0\r\n\r\n",
+    _POST + b"Transfer-Encoding: chun\r\n ked\r\n\r\n0\r\n\r\n",
+    _POST + b"X: 1\r\n " + _CHUNKED + b"\r\n0\r\n\r\n",
+    _POST + _CHUNKED + _CHUNKED + b"\r\n0\r\n\r\n",
+    _GET + b"Host: y\r\n\r\n",
+    _GET + b" folded: 1\r\n\r\n",
+    _GET + b"A: 1\r\n\tfolded\r\n\r\n",
+    _GET + b"A: 1\nB: 2\r\n\r\n",
+    _GET + b"A: 1\rB: 2\r\n\r\n",
+    _GET + b"A: \x00\r\n\r\n",
+    _GET + b"A: \x1b\r\n\r\n",
+    _GET + b": 1\r\n\r\n",
+    _GET + b"A\xe9: 1\r\n\r\n",
+    _GET + b"A B: 1\r\n\r\n",
+    _GET + b"no colon\r\n\r\n",
+    b"GET / HTTP/1.1\nHost: x\n\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"GET /a b HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /\xe9 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET relative HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET / HTTP/1.2\r\nHost: x\r\n\r\n",
+    b"GET / http/1.1\r\nHost: x\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+)
+"""What two readers could take for two things. Whoever speaks HTTP answers 400, and reads nothing behind it."""
 
 
 def reset(writer: asyncio.StreamWriter) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from router.client_connection import ClientConnection, ClientLimits
 from router.client_request import ClientRequest, Response
-from tests.broken_http import answer_to
+from tests.broken_http import AMBIGUOUS_REQUESTS, answer_to
 from tests.helpers import eventually
 from tests.router.conftest import Bench, BenchFactory, chat
 from tests.router.fake_replica import open_stream
@@ -69,39 +69,14 @@ async def visit(b: Bench) -> AsyncIterator[Visitor]:
 @pytest.mark.parametrize(
     "sent",
     [
-        request(BODY, b"Transfer-Encoding: chunked"),
-        request(BODY, b"Content-Length: 3"),
-        request(BODY, b"Content-Length: %d" % len(BODY)),
-        request(BODY, b"Host: y"),
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\nabc",
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3, 3\r\n\r\nabc",
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: \r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0x3\r\n\r\nabc",
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\nabc",
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length : 3\r\n\r\nabc",
+        *AMBIGUOUS_REQUESTS,
         b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST / HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\n folded: 1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nA: 1\r\n\tfolded\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nA: 1\nB: 2\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nA: 1\rB: 2\r\n\r\n",
-        b"GET / HTTP/1.1\nHost: x\n\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nA: \x00\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nA: \x1b\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\n: 1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nA\xe9: 1\r\n\r\n",
-        b"GET / HTTP/1.1\r\n\r\n",
         b"GET  / HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /a b HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /\xe9 HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /#fragment HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET relative HTTP/1.1\r\nHost: x\r\n\r\n",
         b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET / HTTP/2.0\r\nHost: x\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /\r\n\r\n",
     ],
 )
 async def test_what_could_be_read_in_two_ways_is_refused_and_ends_the_connection(
