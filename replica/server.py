@@ -63,7 +63,7 @@ _protocol_logger.setLevel(logging.CRITICAL)
 
 def run(settings: ReplicaSettings) -> int:
     """Serve until SIGINT or SIGTERM. 0: left in order; 1 or (a file of the user's) 2: why not is on stderr."""
-    set_up_logging(settings.log_level, "warmroute replica")
+    set_up_logging(settings.log_level, "warmroute replica", settings.log_format)
     return uvloop.run(_serve(settings))
 
 

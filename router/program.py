@@ -37,7 +37,7 @@ def run(settings: RouterSettings) -> int:
     """Serve until SIGTERM or SIGINT; a second one ends what is in flight at once. Returns the exit status."""
     if settings.workers == 1:
         return serve(settings)
-    set_up_logging(settings.log_level, "router")
+    set_up_logging(settings.log_level, "router", settings.log_format)
     if settings.redis is None:
         _logger.warning("no Redis: each worker knows its own work alone")
 
@@ -54,7 +54,7 @@ def run(settings: RouterSettings) -> int:
 
 def serve(settings: RouterSettings, siblings: Siblings | None = None) -> int:
     """The same in this process alone; `siblings` where it is one of several workers."""
-    set_up_logging(settings.log_level, "router")
+    set_up_logging(settings.log_level, "router", settings.log_format)
     return _explained(settings, lambda: _serve(settings, siblings), asyncio.Runner(loop_factory=_loop_factory()))
 
 

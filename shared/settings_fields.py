@@ -30,6 +30,7 @@ __all__ = [
     "grace_field",
     "host_blocks_field",
     "host_field",
+    "log_format_field",
     "log_level_field",
     "model_field",
     "policy_field",
@@ -55,6 +56,7 @@ POLICY_NAMES = (
 BENCH_NAMES = ("cache", "pool", "tiers", "prefill", "engine")
 ENGINES = ("torch", "sim")
 LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 MIB = 2**20
 HOUR_SECONDS = 3600
 DAY_SECONDS = 24 * HOUR_SECONDS
@@ -82,6 +84,10 @@ def secret_field() -> Any:
 
 def log_level_field() -> Any:
     return setting("info", "least level that is logged", choices=LEVELS)
+
+
+def log_format_field() -> Any:
+    return setting("text", "how a line of the log is written: text is key=value", choices=LOG_FORMATS)
 
 
 def grace_field(default: float = 30.0) -> Any:

@@ -19,6 +19,7 @@ from shared.settings_fields import (
     grace_field,
     host_blocks_field,
     host_field,
+    log_format_field,
     log_level_field,
     model_field,
     port_field,
@@ -64,6 +65,7 @@ class ReplicaSettings:
     max_body_bytes: int = setting(64 * MIB, "largest request body", low=1024, high=2**31)
     grace_seconds: float = grace_field()
     log_level: str = log_level_field()
+    log_format: str = log_format_field()
     admin_key: str = setting("", "key that GET /cache asks for before it shows text", secret=True)
     seed: int = setting(0, "of the sampling of requests that bring none", low=0, high=2**63 - 1)
     sim_base_seconds: float = setting(0.008, "simulated: per step", low=0, high=HOUR_SECONDS)

@@ -15,6 +15,7 @@ from shared.settings_fields import (
     decision_log_field,
     grace_field,
     host_field,
+    log_format_field,
     log_level_field,
     policy_field,
     port_field,
@@ -68,6 +69,7 @@ class RouterSettings:
     decision_log_bytes: int = setting(64 * MIB, "size at which it becomes FILE.1 and starts anew", low=MIB, high=2**40)
     grace_seconds: float = grace_field()
     log_level: str = log_level_field()
+    log_format: str = log_format_field()
     workers: int = setting(1, "processes that share the port and the limits on requests", low=1, high=256)
     tls_certificate: str | None = setting(None, "PEM file of this router's certificate chain", metavar="FILE")
     tls_key: str | None = setting(None, "PEM file of the certificate's key", metavar="FILE")

@@ -1,4 +1,4 @@
-"""Logging: one line per event on stderr, `key=value`, so that people read it and machines split it.
+"""Logging: one line per event on stderr, `key=value`, so that people read it and machines split it; or JSON.
 
     2026-01-31T12:00:00.123Z info router.follower: replica joined id=replica-1 blocks=812
 
@@ -13,12 +13,15 @@ import logging
 import os
 import re
 import select
+import stat
 import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TextIO
+
+from shared.log_json import JsonFormatter
 
 __all__ = ["dropped_log_lines", "fields", "set_up_logging"]
 
@@ -38,10 +41,14 @@ def fields(**values: Any) -> dict[str, Any]:
     return {_FIELDS: values}
 
 
-def set_up_logging(level: str, program: str) -> None:
-    """The whole process logs to stderr from now on; `program` opens every line's source where a module has no name."""
+def set_up_logging(level: str, program: str, form: str = "text") -> None:
+    """The whole process logs to stderr from now on; `program` opens every line's source where a module has no name.
+
+    `form` is `text` or `json`.
+    """
     handler = _BatchingHandler(sys.stderr)
-    handler.setFormatter(_LineFormatter(program))
+    json = JsonFormatter(program, _time_of, _fields_of, _MAX_VALUE_CHARACTERS)
+    handler.setFormatter(json if form == "json" else _LineFormatter(program))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -152,15 +159,25 @@ def _writer(stream: TextIO) -> Callable[[str], None]:
 
         return write_text
 
+    # Several processes may write to one pipe: what is no longer than this is not mixed with others' there.
+    longest = select.PIPE_BUF if stat.S_ISFIFO(os.fstat(descriptor).st_mode) else sys.maxsize
+
     def write(text: str) -> None:
         rest = memoryview(text.encode(errors="backslashreplace"))
         while rest:
+            piece = rest if len(rest) <= longest else rest[: _whole_lines(rest, longest)]
             try:
-                rest = rest[os.write(descriptor, rest) :]
+                rest = rest[os.write(descriptor, piece) :]
             except BlockingIOError:
                 select.select((), (descriptor,), ())
 
     return write
+
+
+def _whole_lines(text: memoryview, longest: int) -> int:
+    """How much of it to write: as many lines as fit, or one that does not."""
+    end = bytes(text[:longest]).rfind(b"\n")
+    return end + 1 or longest
 
 
 class _LineFormatter(logging.Formatter):
@@ -169,14 +186,22 @@ class _LineFormatter(logging.Formatter):
         self._program = program
 
     def format(self, record: logging.LogRecord) -> str:
-        seconds = _second(int(record.created))
         source = self._program if record.name in ("root", "__main__") else record.name
-        parts = [f"{seconds}.{int(record.msecs):03d}Z {record.levelname.lower()} {source}:"]
+        parts = [f"{_time_of(record)} {record.levelname.lower()} {source}:"]
         parts.append(_one_line(record.getMessage()))
-        parts += [f"{name}={_quoted(value)}" for name, value in getattr(record, _FIELDS, {}).items()]
+        parts += [f"{name}={_quoted(value)}" for name, value in _fields_of(record).items()]
         if record.exc_info:
             parts.append(f"traceback={_quoted(self.formatException(record.exc_info))}")
         return " ".join(parts)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    fields_of_record: dict[str, Any] = getattr(record, _FIELDS, {})
+    return fields_of_record
 
 
 @lru_cache(2)

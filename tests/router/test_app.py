@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -156,3 +157,35 @@ async def test_the_program_itself_tells_who_has_left_from_who_only_ended_sending
             release.set()
             assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"\r\n\r\ndone")
             staying.close()
+
+
+async def test_the_log_is_json_where_asked_tells_the_decision_and_neither_prompts_nor_keys(tmp_path: Path) -> None:
+    keys, key = tmp_path / "keys.toml", "sk-acme-0123456789abcdef"
+    keys.write_text(f'[[key]]\nkey = "{key}"\ntenant = "acme"\n')
+    flags = (
+        "--port",
+        "0",
+        "--log-format",
+        "json",
+        "--log-level",
+        "debug",
+        "--policy",
+        "round-robin",
+        "--api-keys",
+        str(keys),
+    )
+    async with FakeReplica() as replica, aiohttp.ClientSession() as client:
+        with program(*flags, "--replica", replica.url) as process:
+            url = await asyncio.to_thread(ready_url, process)
+            await _until_ready(client, url)
+            for given, body in ((key, chat(text="whisper")), (key, "whisper"), ("sk-wrong-whisper-wrong", chat())):
+                headers = {"authorization": f"Bearer {given}", "x-request-id": "mine-1", "cookie": "whisper"}
+                async with client.post(url + "/v1/chat/completions?q=whisper", json=body, headers=headers) as response:
+                    assert response.headers["x-request-id"] == "mine-1"
+                    await response.read()
+            process.send_signal(signal.SIGTERM)
+            _, log = await asyncio.to_thread(process.communicate, timeout=10)
+    lines = [json.loads(line) for line in log.splitlines()]
+    told = next(line for line in lines if line["event"] == "request" and line["outcome"] == "ok")
+    assert told.items() >= {"id": "mine-1", "replica": replica.id, "reason": "turn", "cached_tokens": 7}.items()
+    assert not [line for line in log.splitlines() if "whisper" in line or key in line]

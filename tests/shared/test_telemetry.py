@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+import json
 import logging
 import os
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -130,6 +133,57 @@ def test_who_logs_never_waits_for_the_reader_and_what_was_dropped_is_counted() -
     assert [line.partition(" info batch: ")[2] for line in kept] == [f"{number:099d}\n" for number in range(len(kept))]
     assert told.endswith(f" warning log: lines could not be written lines={said - len(kept)}\n")
     assert _MOST_LINES <= len(kept) < said
+
+
+def test_lines_of_several_processes_in_one_pipe_are_not_mixed() -> None:
+    program = (
+        "import logging, shared.telemetry as t; t.set_up_logging('info', 'x')\n"
+        "for number in range(3000): logging.info('%04d' % number + 'x' * 96)"
+    )
+    read, write = os.pipe()
+    writers = [subprocess.Popen([sys.executable, "-c", program], stderr=write) for _ in range(3)]
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = [line.partition(" info x: ")[2] for line in pipe]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert sorted(said) == sorted(f"{number:04d}{'x' * 96}\n" for number in range(3000) for _ in writers)
+
+
+@pytest.fixture
+def json_lines(monkeypatch: pytest.MonkeyPatch, lines: _Stderr) -> Callable[[], list[dict[str, Any]]]:
+    """Lines so far, each a JSON object of its own."""
+    set_up_logging("info", "warmroute test", "json")
+    return lambda: [json.loads(line) for line in lines.getvalue().splitlines()]
+
+
+def test_as_json_an_event_is_one_object_with_its_fields(json_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    about = fields(id="r 1", blocks=8, age=0.25, known=None, path=Path("/x"), level="forged", endless=float("inf"))
+    logging.getLogger("router.follower").info("replica %s", "joined", extra=about)
+    (line,) = json_lines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
+    assert line == {
+        "level": "info",
+        "source": "router.follower",
+        "event": "replica joined",
+        "id": "r 1",
+        "blocks": 8,
+        "age": 0.25,
+        "known": None,
+        "path": "/x",
+        "endless": None,
+    }
+
+
+def test_as_json_nothing_breaks_a_line_or_makes_it_endless(json_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    log = logging.getLogger("x")
+    log.info("a\nb\u2028", extra=fields(value="v" * 10**5, broken="\ud800"))
+    try:
+        raise ValueError("first\nsecond")
+    except ValueError:
+        log.exception("failed")
+    told, failed = json_lines()
+    assert (told["event"], len(told["value"]), told["broken"]) == ("a\nb\u2028", 2000, "\\ud800")
+    assert failed["traceback"].endswith("ValueError: first\nsecond")
 
 
 def test_what_a_program_said_last_is_written_when_it_ends() -> None:
