@@ -22,9 +22,10 @@ from shared.settings import (
     SimulateSettings,
     TopSettings,
     UpSettings,
+    misspelt_variables,
     parse,
 )
-from shared.supervisor import die_with_parent
+from shared.supervisor import SUPERVISED, die_with_parent
 
 __all__ = ["main"]
 
@@ -139,6 +140,8 @@ _COMMANDS = {
 
 def main(argv: Arguments | None = None) -> int:
     """The exit code: 0 done, 1 could not, 2 wrong usage (one line on stderr says what)."""
+    if SUPERVISED not in os.environ:  # else its parent has said so
+        _warn_of_misspelt_variables()
     die_with_parent()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -161,6 +164,11 @@ def main(argv: Arguments | None = None) -> int:
     except _MissingPartError as error:
         sys.stderr.write(f"warmroute {name}: {error}\n")
         return _CANNOT_START
+
+
+def _warn_of_misspelt_variables() -> None:
+    if misspelt := misspelt_variables(os.environ):
+        sys.stderr.write(f"warmroute: no command reads the variable {', '.join(misspelt)}\n")
 
 
 class _MissingPartError(Exception):

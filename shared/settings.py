@@ -6,12 +6,14 @@ os.environ, "warmroute router")`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shared.settings_cluster import DoctorSettings, UpSettings
 from shared.settings_fields import BENCH_NAMES, POLICY_NAMES
 from shared.settings_proof import BenchRouterSettings, BenchSettings, CompareSettings, SimulateSettings
 from shared.settings_replica import ReplicaSettings
 from shared.settings_router import RouterSettings, RouteSettings, TopSettings
-from shared.settings_sources import SettingsError, parse
+from shared.settings_sources import SettingsError, parse, unknown_variables
 
 __all__ = [
     "BENCH_NAMES",
@@ -27,5 +29,26 @@ __all__ = [
     "SimulateSettings",
     "TopSettings",
     "UpSettings",
+    "misspelt_variables",
     "parse",
 ]
+
+_PROGRAMS = (
+    BenchRouterSettings,
+    BenchSettings,
+    CompareSettings,
+    DoctorSettings,
+    ReplicaSettings,
+    RouteSettings,
+    RouterSettings,
+    SimulateSettings,
+    TopSettings,
+    UpSettings,
+)
+_OTHERS = ("WARMROUTE_PUBLISH", "WARMROUTE_WORKLOAD")
+"""Of the Compose file and the Locust file."""
+
+
+def misspelt_variables(environment: Iterable[str]) -> list[str]:
+    """Variables that no command of ours reads, though their names say so; each with what may have been meant."""
+    return unknown_variables(environment, _PROGRAMS, _OTHERS)

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import difflib
 import math
+import re
 import tomllib
 import types
 import typing
@@ -20,13 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-__all__ = ["Rules", "SettingsError", "parse", "setting"]
+__all__ = ["Rules", "SettingsError", "parse", "setting", "unknown_variables"]
 
 _PREFIX = "WARMROUTE_"
 _CONFIG = "config"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 _NONE = "none"
+_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT|_PORT_\d+_")
+"""Where a service is called warmroute-something, its pods' neighbours get such variables."""
 
 T = TypeVar("T")
 
@@ -116,6 +119,21 @@ def parse(settings_class: type[T], argv: Sequence[str], environment: Mapping[str
         if field.name not in values and field.default is dataclasses.MISSING:
             raise SettingsError(f"{field.name} is missing; see {program} --help")
     return settings_class(**values)
+
+
+def unknown_variables(environment: Iterable[str], programs: Iterable[type], others: Iterable[str] = ()) -> list[str]:
+    """Names that look like settings and are none of any program's; each with what may have been meant."""
+    known = {_PREFIX + _CONFIG.upper(), *others}
+    for program in programs:
+        known.update(variable for field in _fields(program).values() for variable in field.variables)
+    # All begin alike, which says nothing about how near two of them are.
+    ends = [name.removeprefix(_PREFIX) for name in known if name.startswith(_PREFIX)]
+    unknown = []
+    for name in sorted(environment):
+        if name.startswith(_PREFIX) and name not in known and not _KUBERNETES.search(name):
+            close = difflib.get_close_matches(name.removeprefix(_PREFIX), ends, n=1)
+            unknown.append(f"{name} (did you mean {_PREFIX}{close[0]}?)" if close else name)
+    return unknown
 
 
 def _fields(settings_class: type) -> dict[str, _Field]:

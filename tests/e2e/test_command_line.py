@@ -78,6 +78,22 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], message: 
     assert done.stderr.startswith(message)
 
 
+def test_a_variable_that_no_command_reads_is_told_with_the_nearest_that_one_does() -> None:
+    others = {
+        "WARMROUTE_MODEL": "tiny",
+        "WARMROUTE_API_SERVICE_PORT": "80",
+        "WARMROUTE_TCP_PORT_80_TCP": "tcp://10.0.0.1",
+    }
+    done = _warmroute("version", WARMROUTE_MAX_INFLIGHT="1", WARMROUTE_XYZZY="2", **others)
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line == (
+        "warmroute: no command reads the variable WARMROUTE_MAX_INFLIGHT (did you mean WARMROUTE_MAX_IN_FLIGHT?), "
+        "WARMROUTE_XYZZY"
+    )
+    assert _warmroute("version", **others).stderr == ""
+
+
 def test_every_command_has_help() -> None:
     for command in ("up", "router", "replica", "compare", "route", "top", "doctor"):
         done = _warmroute(command, "--help")
