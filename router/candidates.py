@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
+
+from msgspec.structs import replace
 
 from router.fleet import Fleet, FleetReplica, Namespace
 from router.health import Health
@@ -74,13 +75,15 @@ class Candidates:
 
         Where every breaker is open they are all tried: nothing is lost by it.
         """
-        serving = self._fleet.serving(model) if model else tuple(self._fleet)
-        taking = [replica for replica in serving if self._takes_work(replica)]
+        accepting = self._fleet.accepting(model)
+        if self._health.all_well:
+            return accepting
+        taking = [replica for replica in accepting if self._health.reachable(replica.id)]
         return [replica for replica in taking if self._health.usable(replica.id, now)] or taking
 
     def taking_work(self) -> int:
         """How many replicas take traffic."""
-        return sum(self._takes_work(replica) for replica in self._fleet)
+        return sum(self._health.reachable(replica.id) for replica in self._fleet.accepting())
 
     def nobody(self, model: str) -> ApiError:
         """Why no replica can take the request, and what to do."""
@@ -98,9 +101,6 @@ class Candidates:
 
     def _namespace(self, model: str) -> Namespace | None:
         return next(iter(self._fleet.namespaces(model)), None)
-
-    def _takes_work(self, replica: FleetReplica) -> bool:
-        return replica.accepting and self._health.reachable(replica.id)
 
     def _condition(self, replica: FleetReplica) -> str:
         return "unreachable" if not self._health.reachable(replica.id) else replica.state

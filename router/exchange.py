@@ -10,7 +10,7 @@ from router.headers import safe_value
 from router.placement import Decision
 from router.tracing import NO_TRACE, Trace
 from shared.api import GENERATION_PATHS, ApiError, dialect_of
-from shared.telemetry import fields
+from shared.telemetry import tell
 
 __all__ = ["Exchange", "error_response", "router_shutting_down"]
 
@@ -84,20 +84,24 @@ class Exchange:
         """One line, no prompts."""
         if not _logger.isEnabledFor(logging.INFO):
             return
-        line = {"id": self.request_id, "path": self.path, "model": self.model[:100], "status": self.status}
-        line |= {"outcome": self.outcome, "attempts": self.attempts}
+        line: dict[str, object] = {
+            "id": self.request_id,
+            "path": self.path,
+            "model": self.model[:100],
+            "status": self.status,
+            "outcome": self.outcome,
+            "attempts": self.attempts,
+        }
         if self.trace.trace_id:
             line["trace"] = self.trace.trace_id
         if (decision := self.decision) is not None:
-            line |= {
-                "replica": decision.chosen.replica_id,
-                "policy": decision.policy,
-                "reason": decision.reason,
-                "view": decision.ladder,
-                "prompt_tokens": decision.prompt_tokens,
-                "predicted_tokens": decision.predicted_tokens,
-                "cost_seconds": decision.chosen.cost_seconds,
-            }
+            line["replica"] = decision.chosen.replica_id
+            line["policy"] = decision.policy
+            line["reason"] = decision.reason
+            line["view"] = decision.ladder
+            line["prompt_tokens"] = decision.prompt_tokens
+            line["predicted_tokens"] = decision.predicted_tokens
+            line["cost_seconds"] = decision.chosen.cost_seconds
         if self.cached_tokens is not None:
             line["cached_tokens"] = self.cached_tokens
         if self.queued_seconds is not None:
@@ -106,7 +110,7 @@ class Exchange:
             line["first_byte_seconds"] = self.first_byte_seconds
         if self.seconds is not None:
             line["seconds"] = self.seconds
-        _logger.info("request", extra=fields(**line))
+        tell(_logger, "request", line)
 
 
 def _request_ids(path: str, request_id: str) -> list[tuple[str, str]]:

@@ -99,6 +99,7 @@ class Fleet:
         self._listeners: list[Callable[[], None]] = []
         self._all: tuple[FleetReplica, ...] = ()
         self._serving: dict[str, tuple[FleetReplica, ...]] = {}
+        self._accepting: dict[str, tuple[FleetReplica, ...]] = {}
         self._namespaces: dict[str, tuple[Namespace, ...]] = {}
 
     def __iter__(self) -> Iterator[FleetReplica]:
@@ -120,6 +121,16 @@ class Fleet:
         if model not in self._serving and model in self.models:
             self._serving[model] = tuple(replica for replica in self._all if replica.model in (model, None))
         return self._serving.get(model) or tuple(replica for replica in self._all if replica.model is None)
+
+    def accepting(self, model: str = "") -> tuple[FleetReplica, ...]:
+        """Those of them that take new work; of all replicas where no model is named."""
+        found = self._accepting.get(model)
+        if found is None:
+            serving = self.serving(model) if model else self._all
+            found = tuple(replica for replica in serving if replica.accepting)
+            if not model or model in self._serving:
+                self._accepting[model] = found
+        return found
 
     def namespaces(self, model: str) -> tuple[Namespace, ...]:
         """Of the compatible replicas that have this model, the most common first; empty if none publishes."""
@@ -182,6 +193,7 @@ class Fleet:
         if replica is None:
             return False
         replica.drain_asked = asked
+        self._forget_views()
         if not asked:
             self._drained.pop(replica_id, None)
         elif replica.record is not None:
@@ -203,6 +215,7 @@ class Fleet:
                 self._drained[replica_id] = started_at
             if replica is not None and started_at == (replica.record.started_at if replica.record else None):
                 replica.drain_asked = True
+        self._forget_views()
 
     def set_incompatibility(self, replica_id: str, reason: str | None) -> None:
         replica = self._replicas.get(replica_id)
@@ -237,9 +250,11 @@ class Fleet:
 
     def _forget_views(self) -> None:
         self._serving.clear()
+        self._accepting.clear()
         self._namespaces.clear()
 
 
 def _views_of(record: ReplicaRecord) -> tuple[object, ...]:
-    """The fields that `serving` and `namespaces` depend on: load and position change each second, these hardly ever."""
-    return (record.model, record.fingerprint, record.block_size, record.context_tokens, record.tokenizer)
+    """The fields that tuples depend on: load and position change each second, these hardly ever."""
+    which = (record.model, record.fingerprint, record.block_size, record.context_tokens, record.tokenizer)
+    return (*which, record.state, record.started_at)

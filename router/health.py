@@ -36,6 +36,11 @@ class Health:
         self._breakers: dict[str, _Breaker] = {}
         self._unreachable: set[str] = set()
 
+    @property
+    def all_well(self) -> bool:
+        """Nobody failed lately, everybody is reachable."""
+        return not (self._breakers or self._unreachable)
+
     def reachable(self, replica_id: str) -> bool:
         """As its probes say; a replica that nobody probes is."""
         return replica_id not in self._unreachable

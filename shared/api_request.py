@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from shared.api_errors import invalid_value
 from shared.api_fields import Fields
 from shared.prompts import PromptInput
@@ -36,8 +38,7 @@ _LARGEST_BIAS = 100.0
 _MOST_TOKEN_ID = (1 << 32) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingFields:
+class RoutingFields(msgspec.Struct, frozen=True):
     """`max_tokens` None means as many as the context holds, 0 that the prompt is computed for the cache alone.
 
     `session` and `user` are hints and may be empty.

@@ -5,14 +5,16 @@ tokens since the last full block. So the memo maps
 
     (block size, last key, open tokens, run)  ->  (keys completed in the run, the state after it)
 
-and each conversation stores its runs once, however often it grows.
+and each conversation stores its runs once, however often it grows. What is kept is nothing that could be part of a
+cycle, and is kept from the garbage collector: it would go through all of it now and then, and hold up everything.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import NamedTuple
+
+import msgspec
 
 from shared.blocks import BlockKey, PublishedKey, block_keys, published_key
 from shared.byte_lru import ByteLru
@@ -20,7 +22,7 @@ from shared.byte_lru import ByteLru
 __all__ = ["KeyMemo", "Run"]
 
 
-class Run(NamedTuple):
+class Run(msgspec.Struct, frozen=True, gc=False):
     """Consecutive tokens of a prompt. Two runs with the same `serial` hold the same ids."""
 
     ids: array[int]
@@ -28,19 +30,19 @@ class Run(NamedTuple):
     """None: its keys are not kept, since it is short and seldom met again."""
 
 
-class _State(NamedTuple):
+class _State(msgspec.Struct, frozen=True, gc=False):
     last_key: BlockKey
     open_tokens: bytes
 
 
-class _Step(NamedTuple):
-    keys: list[PublishedKey]
+class _Step(msgspec.Struct, frozen=True, gc=False):
+    keys: tuple[PublishedKey, ...]
     after: _State
 
 
 _STEP_OVERHEAD_BYTES = 500
 _KEY_BYTES = 44
-"""An int and its place in a list."""
+"""An int and its place in a tuple."""
 
 
 class KeyMemo:
@@ -78,4 +80,4 @@ def _extend(state: _State, ids: array[int], block_size: int) -> _Step:
     tokens.extend(ids)
     full = block_keys(state.last_key, tokens, block_size)
     open_tokens = tokens[len(full) * block_size :].tobytes()
-    return _Step(list(map(published_key, full)), _State(full[-1] if full else state.last_key, open_tokens))
+    return _Step(tuple(map(published_key, full)), _State(full[-1] if full else state.last_key, open_tokens))

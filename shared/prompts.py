@@ -119,7 +119,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True, dict=True):
         return EncodedPrompt(tuple(runs), max(0, self.token_count - tokens))
 
 
-class _Opening(NamedTuple):
+class _Opening(msgspec.Struct, frozen=True, gc=False):
     """What prompts begin with that are rendered alike but for their last message."""
 
     runs: tuple[tuple[str, str], ...]

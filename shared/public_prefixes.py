@@ -12,24 +12,22 @@ holding the whole prefix. Requests without a tenant are public altogether.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 from shared.blocks import BlockKey, block_keys, branch_root, namespace_root
 
 __all__ = ["Branch", "Namespace", "PublicPrefixes"]
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(NamedTuple):
     """Where a prompt leaves the public blocks: how many there are, and what the block behind them continues."""
 
     blocks: int
     root: BlockKey
 
 
-@dataclass(frozen=True, slots=True)
-class Namespace:
+class Namespace(NamedTuple):
     """How the keys of a prompt begin: with `root`, and behind the branch (if there is one) with its root."""
 
     root: BlockKey

@@ -3,6 +3,7 @@
     2026-01-31T12:00:00.123Z info router.follower: replica joined id=replica-1 blocks=812
 
     log.info("replica joined", extra=fields(id=record.id, blocks=812))
+    tell(log, "request", {"id": ..., "status": 200})        the same in a third of the time, for what is told often
 
 Prompts and secrets are never handed to a logger. Line breaks in values are escaped: a value cannot forge a line.
 """
@@ -23,11 +24,12 @@ from typing import Any, TextIO
 
 from shared.log_json import JsonFormatter
 
-__all__ = ["dropped_log_lines", "fields", "set_up_logging"]
+__all__ = ["dropped_log_lines", "fields", "set_up_logging", "tell"]
 
 _FIELDS = "fields"
 _MAX_VALUE_CHARACTERS = 2000
-_SPECIAL = re.compile(r'[ ="\\]')
+_PLAIN = re.compile(rf"[!#-<>-\[\]-~]{{1,{_MAX_VALUE_CHARACTERS}}}")
+"""Nothing to quote: ASCII without spaces, quotation marks, equals signs and backslashes."""
 _BATCH_SECONDS = 0.05
 _HURRY_LINES = 1000
 _MOST_LINES = 10_000
@@ -39,6 +41,21 @@ _QUIET = ("aiohttp.access", "asyncio", "urllib3", "httpx", "filelock", "huggingf
 def fields(**values: Any) -> dict[str, Any]:
     """For `extra=`: what the event is about, apart from its name."""
     return {_FIELDS: values}
+
+
+def tell(logger: logging.Logger, event: str, values: dict[str, Any]) -> None:
+    """News for any handler, of which nothing is known but this: no stack is walked for it."""
+    if logger.isEnabledFor(logging.INFO):
+        logger.handle(_News(logger.name, event, values))
+
+
+class _News(logging.LogRecord):
+    def __init__(self, name: str, event: str, values: dict[str, Any]) -> None:
+        now = time.time()
+        self.__dict__.update(_BLANK, name=name, msg=event, created=now, msecs=now % 1.0 * 1000, fields=values)
+
+
+_BLANK = logging.makeLogRecord({"levelno": logging.INFO, "levelname": "INFO"}).__dict__
 
 
 def set_up_logging(level: str, program: str, form: str = "text") -> None:
@@ -217,7 +234,10 @@ def _one_line(text: str) -> str:
 
 
 def _quoted(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    if text and text.isprintable() and _SPECIAL.search(text) is None:
-        return text[:_MAX_VALUE_CHARACTERS]
+    kind = type(value)
+    if kind is int:
+        return str(value)
+    text = f"{value:.6g}" if kind is float else str(value)
+    if _PLAIN.fullmatch(text):
+        return text
     return '"' + _one_line(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'

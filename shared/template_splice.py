@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 from jinja2 import nodes
 
 from shared.byte_lru import ByteLru
@@ -57,7 +58,7 @@ class Rendered(NamedTuple):
     rest: str
 
 
-class _Ends(NamedTuple):
+class _Ends(msgspec.Struct, frozen=True, gc=False):
     before: str
     after: str
 

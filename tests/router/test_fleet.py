@@ -91,14 +91,47 @@ def test_a_static_replica_serves_any_model_until_it_says_which() -> None:
     assert fleet.models == ["other", "tiny"]
 
 
+def test_who_takes_new_work_is_known_after_every_change() -> None:
+    fleet = Fleet()
+    static = fleet.add_static("http://10.0.0.1:8000")
+    member = fleet.update(make_record("r1", started_at=1.0), 1.0)
+
+    def accepting() -> list[tuple[FleetReplica, ...]]:
+        known = [fleet.accepting(), fleet.accepting("tiny")]
+        assert known[0] == tuple(replica for replica in fleet if replica.accepting)
+        assert known[1] == tuple(replica for replica in fleet.serving("tiny") if replica.accepting)
+        return known
+
+    assert accepting() == [(static, member)] * 2
+    fleet.drain("r1")
+    assert accepting() == [(static,)] * 2
+    fleet.drain("r1", asked=False)
+    fleet.set_incompatibility("r1", "golden key differs")
+    assert accepting() == [(static, member)] * 2
+    fleet.update(make_record("r1", started_at=1.0, state="draining"), 2.0)
+    assert accepting() == [(static,)] * 2
+    fleet.update(make_record("r1", started_at=1.0), 3.0)
+    assert accepting() == [(static, member)] * 2
+    fleet.adopt_drains({"r1": 1.0})
+    assert accepting() == [(static,)] * 2
+    fleet.update(make_record("r1", started_at=2.0), 4.0)  # another process under the same name
+    assert accepting() == [(static, member)] * 2
+    fleet.set_model("10.0.0.1:8000", "other")
+    assert accepting() == [(static, member), (member,)]
+    fleet.leave("r1")
+    assert accepting() == [(static,), ()]
+
+
 def test_names_that_clients_make_up_leave_no_trace() -> None:
     fleet = Fleet()
     fleet.add_static("http://10.0.0.1:8000")
     fleet.update(make_record("r1"), 1.0)
     for number in range(100):
         fleet.serving(f"model-{number}")
+        fleet.accepting(f"model-{number}")
         fleet.namespaces(f"model-{number}")
     assert not fleet._serving
+    assert not fleet._accepting
     assert not fleet._namespaces
 
 

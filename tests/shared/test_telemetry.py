@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from shared.telemetry import _MOST_LINES, _BatchingHandler, _LineFormatter, fields, set_up_logging
+from shared.telemetry import _MOST_LINES, _BatchingHandler, _LineFormatter, fields, set_up_logging, tell
 from tests.helpers import wait_until
 
 
@@ -51,6 +51,22 @@ def test_an_event_is_one_line_with_its_fields(lines: io.StringIO) -> None:
         r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info router\.follower: replica joined id="r 1" blocks=8 age=0.25'
     )
     assert re.fullmatch(expected + ' empty=""\n', lines.getvalue())
+
+
+def test_what_is_told_often_is_told_the_same(lines: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:
+    values = {"id": "r 1", "blocks": 8, "age": 0.25, "whole": True, "empty": "", "none": None, "said": 'x="\n'}
+    log = logging.getLogger("router.follower")
+    log.info("replica joined", extra=fields(**values))
+    tell(log, "replica joined", values)
+    one, two = (line.partition(" info ")[2] for line in lines.getvalue().splitlines())
+    assert one == two
+    logging.getLogger().addHandler(caplog.handler)
+    tell(log, "to any handler", {})
+    assert "to any handler" in caplog.text
+    log.setLevel(logging.WARNING)
+    tell(log, "not asked for", {})
+    log.setLevel(logging.NOTSET)
+    assert "not asked for" not in lines.getvalue()
 
 
 def test_no_value_can_forge_a_second_line(lines: io.StringIO) -> None:
