@@ -140,7 +140,11 @@ class _Comparison:
         }
         baseline = _PREFERRED_BASELINE if _PREFERRED_BASELINE in policies else list(policies)[-1]
         simulated = simulated_errors(stage.plan, stage.runs, cluster, settings) if settings.simulate else {}
-        return RateResults(stage.plan.rate, policies, ratios(policies, baseline), simulated)
+        found = ratios(policies, baseline)
+        for name, peer in self._contestants.items():
+            if peer is not None and name != baseline:
+                found += ratios(policies, name, of=settings.policies[:1])
+        return RateResults(stage.plan.rate, policies, found, simulated)
 
     def _run_soundly(
         self, cluster: Cluster, stage: _Stage, name: str, repeat: int, progress: Progress, task: TaskID

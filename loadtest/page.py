@@ -72,14 +72,14 @@ _PAGE = Template("""<!doctype html>
   :root { --ink: #e4e7eb; --soft: #98a2b0; --rule: #343a43; --page: #14171b; --warn: #3a2c17; }
 }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 60rem; padding: 3rem 1.5rem 4rem; background: var(--page); color: var(--ink);
+body { margin: 0 auto; max-width: 72rem; padding: 3rem 1.5rem 4rem; background: var(--page); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 header small { letter-spacing: .08em; text-transform: uppercase; color: var(--soft); font-weight: 600; }
 h1 { font-size: 1.65rem; line-height: 1.3; font-weight: 650; margin: .4rem 0 1.6rem; text-wrap: balance; }
 h2 { font-size: 1.1rem; margin: 2.8rem 0 .3rem; }
 section p, ul, dl { color: var(--soft); margin: .2rem 0 1rem; max-width: 46rem; font-size: .94rem; }
 figure { margin: 0; }
-svg { width: 100%; height: auto; display: block; color: var(--ink); font-family: inherit; }
+svg { width: 100%; max-width: 60rem; height: auto; display: block; color: var(--ink); font-family: inherit; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .5rem .45rem; border-bottom: 1px solid var(--rule); vertical-align: top; }
 th:first-child { text-align: left; white-space: nowrap; }

@@ -57,7 +57,10 @@ def read_plan(path: Path) -> AnyPlan:
 
 
 def plan_of(settings: CompareSettings) -> AnyPlan:
-    """At `--rate`, or at what is usual. Raises TraceError."""
+    """At `--rate`, or at what is usual. Raises TraceError, and SettingsError for any setting that will be needed."""
+    replica_settings(settings)
+    for told in settings.rates:
+        _number(told)
     if settings.trace is None:
         rate = settings.rate or _DEFAULT_RATES[settings.engine]
         return Plan(settings.workload, _shape(settings), settings.seed, rate, settings.requests)
@@ -66,7 +69,7 @@ def plan_of(settings: CompareSettings) -> AnyPlan:
 
 
 def plans_at_rates(plan: AnyPlan, settings: CompareSettings, encode: EncodePrompt) -> list[AnyPlan]:
-    """One for each of `--rates`, the lowest first; `plan` itself where there are none. Raises SettingsError."""
+    """One for each of `--rates`, the lowest first; `plan` itself where there are none."""
     if not settings.rates:
         return [plan]
     full = _full_rate(plan.schedule(), settings, encode) if any(r.endswith("%") for r in settings.rates) else 0.0
@@ -75,16 +78,20 @@ def plans_at_rates(plan: AnyPlan, settings: CompareSettings, encode: EncodePromp
 
 
 def replica_settings(settings: CompareSettings) -> ReplicaSettings:
-    """What the replicas are told. Raises SettingsError where their further flags are none."""
+    """What the replicas are told. Raises SettingsError."""
     return parse(ReplicaSettings, replica_flags(settings), os.environ, "--replica-flags")
 
 
 def replica_flags(settings: CompareSettings) -> list[str]:
+    """Raises SettingsError."""
     threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.replicas)
     flags = ["--engine", settings.engine, "--model", settings.model, "--threads", str(threads)]
     flags += ["--block-size", str(settings.block_size), "--token-budget", str(settings.token_budget)]
     flags += [] if settings.blocks is None else ["--blocks", str(settings.blocks)]
-    return [*flags, *shlex.split(settings.replica_flags)]
+    try:
+        return [*flags, *shlex.split(settings.replica_flags)]
+    except ValueError as error:
+        raise SettingsError(f"--replica-flags: {error}") from None
 
 
 def simulated_profile(replica: ReplicaSettings, capacity_tokens: int) -> Profile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from loadtest.results import PolicyResult, Run
+from loadtest.results import Measured, PolicyResult, RateResults, Run
 
 __all__ = [
     "calibration",
@@ -164,10 +164,51 @@ def calibration(predicted_seconds: Sequence[float], actual_seconds: Sequence[flo
     return _svg(figure, "calibration")
 
 
+def over_rates(rates: Sequence[RateResults]) -> str:
+    """Left TTFT, mean (full) and p99 (dotted), log; right goodput. Between the extremes of the repeats it is shaded."""
+    figure, (ttft, goodput) = _figures(3.2, 2)
+    asked = [rate.rate for rate in rates]
+    for policy, colour in colours(list(rates[0].policies)).items():
+        results = [rate.policies[policy] for rate in rates]
+        _curve(ttft, asked, [_spread(each, lambda run: run.ttft_ms.mean) for each in results], colour, label=policy)
+        _curve(ttft, asked, [_spread(each, lambda run: run.ttft_ms.p99) for each in results], colour, linestyle=":")
+        good = [_spread(each, lambda run: run.goodput) for each in results]
+        scaled = [tuple(rate * value for value in values) for rate, values in zip(asked, good, strict=True)]
+        _curve(goodput, asked, scaled, colour, label=policy)
+    goodput.plot(asked, asked, color=_INK, linewidth=0.8, linestyle=(0, (1, 3)))
+    goodput.set_ylim(bottom=0)
+    goodput.set_ylabel("good requests/s (thin: all)")
+    ttft.set_yscale("log")
+    ttft.set_ylabel("time to first token, ms (log)")
+    _plain_log_ticks(ttft, "y")
+    for axes in (ttft, goodput):
+        axes.set_xlabel("requests/s asked")
+    goodput.legend(loc="upper left", frameon=False, labelcolor=_INK)
+    return _svg(figure, "rates")
+
+
+def _spread(result: PolicyResult, read: Callable[[Measured], float]) -> tuple[float, ...]:
+    """The figure, and its extremes over the repeats that are not void."""
+    each = [read(run) for run in result.repeats if run.void is None] or [read(result)]
+    return read(result), min(each), max(each)
+
+
+def _curve(axes: Axes, at: Sequence[float], values: Sequence[Sequence[float]], colour: str, **style: Any) -> None:
+    middle, low, high = zip(*values, strict=True)
+    axes.plot(at, middle, color=colour, marker="o", markersize=4, linewidth=1.8, **style)
+    axes.fill_between(at, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
 def _figure(height_inches: float) -> tuple[Figure, Axes]:
+    figure, (axes,) = _figures(height_inches, 1)
+    return figure, axes
+
+
+def _figures(height_inches: float, count: int) -> tuple[Figure, list[Axes]]:
+    """Side by side."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH_INCHES, height_inches), layout="constrained")
-        return figure, figure.add_subplot()
+        return figure, [figure.add_subplot(1, count, number + 1) for number in range(count)]
 
 
 def _ttfts(run: Run) -> list[float]:

@@ -145,10 +145,15 @@ class Results(msgspec.Struct, frozen=True, omit_defaults=True):
     simulated: dict[str, Simulated] = {}
 
     @property
+    def every_rate(self) -> list[RateResults]:
+        """Of one that has no name, where there is one only."""
+        return self.rates or [RateResults(0.0, self.policies, self.ratios, self.simulated)]
+
+    @property
     def sound(self) -> bool:
         """Every request was answered, and everybody has a run that is not void, at every rate."""
-        every = [self.policies, *(rate.policies for rate in self.rates)]
-        return all(each.failed == 0 and each.valid_repeats > 0 for policies in every for each in policies.values())
+        every = [each for rate in self.every_rate for each in rate.policies.values()]
+        return all(each.failed == 0 and each.valid_repeats > 0 for each in every)
 
     @classmethod
     def of(cls, rates: list[RateResults], setup: dict[str, Any]) -> Results:
@@ -221,10 +226,12 @@ def summarize_policy(
     return PolicyResult(**measured, valid_repeats=len(valid), repeats=[run.result for run in runs])
 
 
-def ratios(policies: dict[str, PolicyResult], baseline: str) -> list[Ratio]:
-    """Every other policy against `baseline`, over the repeats that are valid for both."""
+def ratios(policies: dict[str, PolicyResult], baseline: str, of: Sequence[str] = ()) -> list[Ratio]:
+    """Every other policy, or those named, against `baseline`, over the repeats that are valid for both."""
     found = []
     for policy, result in policies.items():
+        if of and policy not in of:
+            continue
         pairs = [
             (ours, theirs)
             for ours in result.repeats

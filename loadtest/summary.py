@@ -45,17 +45,18 @@ def cells(result: PolicyResult) -> list[Cell]:
 
 
 def headline(results: Results) -> str:
-    """The finding in a sentence, with its spread."""
+    """The finding in a sentence, with its spread: against somebody else's router, if there is one."""
     reasons = [run.void for result in results.policies.values() for run in result.repeats]
     if reasons and all(reasons):
         return "No finding: every run is void, and the figures are those of void runs."
-    found = {(ratio.policy, ratio.measure): ratio for ratio in results.ratios}
+    found = {(ratio.policy, ratio.measure): ratio for ratio in results.ratios}  # peers come last
+    at = f"At {results.rates[-1].rate:.3g} requests per second " if results.rates else ""
     for policy, result in results.policies.items():
         hits, ttft = found.get((policy, "hit_rate")), found.get((policy, "ttft_ms_mean"))
         if hits and ttft:
             base = results.policies[ttft.baseline]
             return (
-                f"{policy} needs {_times(ttft)} the mean time to first token of {ttft.baseline}, at "
+                f"{at}{policy} needs {_times(ttft)} the mean time to first token of {ttft.baseline}, at "
                 f"{_times(hits)} its hit rate: {result.hit_rate:.0%} against {base.hit_rate:.0%}, where "
                 f"{result.ideal_hit_rate:.0%} would be ideal."
             )

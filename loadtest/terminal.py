@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.results import PolicyResult, RateResults, Results
+from loadtest.results import PolicyResult, Results
 from loadtest.summary import COLUMNS, cells, headline, notes, ratio_line, simulated_lines
 
 __all__ = ["show"]
@@ -25,7 +25,7 @@ def show(results: Results, out: Path) -> None:
         for line in lines:
             stdout.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    for rate in results.rates or [RateResults(0.0, results.policies, results.ratios, results.simulated)]:
+    for rate in results.every_rate:
         if results.rates:
             say(f"{rate.rate:.3g} requests per second")
         stdout.print(_table(rate.policies))

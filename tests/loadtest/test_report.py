@@ -9,12 +9,13 @@ from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loadtest.oracle import IdealHit
 from loadtest.records import RequestRecord
 from loadtest.report import write_report
-from loadtest.results import Results, Run, measure_run, ratios, summarize_policy
+from loadtest.results import RateResults, Results, Run, Simulated, measure_run, ratios, summarize_policy
 from loadtest.summary import headline, notes
 
 VOID_ELEMENTS = {"meta", "br", "link", "img", "hr"}
@@ -72,6 +73,15 @@ def page(tmp_path: Path, results: Results, runs: dict[str, list[Run]]) -> Path:
     return path
 
 
+@pytest.fixture
+def swept(tmp_path: Path, runs: dict[str, list[Run]], results: Results) -> Path:
+    simulated = {"cache-aware": Simulated(0.79, -0.01, 51.0, 0.02)}
+    rates = [RateResults(rate, results.policies, results.ratios, simulated) for rate in (2.0, 4.0)]
+    path = tmp_path / "swept.html"
+    write_report(path, Results.of(rates, results.setup), runs)
+    return path
+
+
 class Reader(HTMLParser):
     """Checks nesting, and gathers ids, references and text."""
 
@@ -120,6 +130,22 @@ def test_the_page_says_what_was_found_and_how_it_was_set_up(page: Path, results:
     reader.feed(page.read_text(encoding="utf-8"))
     for expected in (headline(results), "80.0%", "40.0%", "90.0%", "0 of 120", "<tiny & small>", "groups 2, turns 8"):
         assert expected in reader.text
+
+
+def test_several_rates_have_a_table_each_and_curves_in_common(swept: Path) -> None:
+    reader = Reader()
+    reader.feed(swept.read_text(encoding="utf-8"))
+    assert reader.drawings == 5
+    for expected in ("2 requests per second", "4 requests per second", "Over the rates", "Time to first token at 4"):
+        assert expected in reader.text
+    assert reader.text.count("cache-aware simulated: hit rate 79.0% (-1.0 points), mean TTFT 51 ms (+2.0%)") == 2
+
+
+def test_one_rate_keeps_the_shape_of_results_and_several_add_to_it(results: Results) -> None:
+    one = Results.of([RateResults(2.0, results.policies, results.ratios)], results.setup)
+    assert msgspec.to_builtins(one).keys() == {"policies", "ratios", "setup"}
+    two = Results.of([RateResults(rate, results.policies, results.ratios) for rate in (2.0, 4.0)], results.setup)
+    assert msgspec.to_builtins(two).keys() == {"policies", "ratios", "setup", "rates"}
 
 
 def test_the_headline_gives_the_ratios_with_their_spread(results: Results) -> None:
