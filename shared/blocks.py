@@ -34,8 +34,11 @@ __all__ = [
     "golden_key",
     "namespace_root",
     "pack_keys",
+    "pack_tokens",
     "published_key",
+    "published_keys",
     "unpack_keys",
+    "unpack_tokens",
 ]
 
 BlockKey = NewType("BlockKey", bytes)
@@ -81,7 +84,7 @@ def branch_root(last_public: BlockKey, tenant: str, secret: str = "") -> BlockKe
 
 def block_keys(parent: BlockKey, tokens: Sequence[int], block_size: int) -> list[BlockKey]:
     """Keys of the full blocks of `tokens`, which follow the block (or root) whose key is `parent`."""
-    packed = _pack_tokens(tokens)
+    packed = pack_tokens(tokens)
     step = 4 * block_size
     hashed = xxhash.xxh3_128_digest
     keys: list[BlockKey] = []
@@ -90,6 +93,18 @@ def block_keys(parent: BlockKey, tokens: Sequence[int], block_size: int) -> list
         key = hashed(key + packed[start : start + step])
         keys.append(BlockKey(key))
     return keys
+
+
+def published_keys(parent: BlockKey, packed: bytes, block_size: int) -> tuple[tuple[PublishedKey, ...], BlockKey]:
+    """The same of tokens that are packed already, as they are published; and the last of them in full."""
+    step = 4 * block_size
+    hashed, number_of = xxhash.xxh3_128_digest, int.from_bytes
+    numbers = []
+    key: bytes = parent
+    for start in range(0, len(packed) - step + 1, step):
+        key = hashed(key + packed[start : start + step])
+        numbers.append(PublishedKey(number_of(key[:8], "little")))
+    return tuple(numbers), BlockKey(key)
 
 
 def published_key(key: BlockKey) -> PublishedKey:
@@ -121,6 +136,15 @@ def unpack_keys(packed: bytes) -> list[PublishedKey]:
     return _to_little_endian(keys).tolist()  # type: ignore[return-value]
 
 
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    """As little-endian uint32. Raises OverflowError for what is not one."""
+    return _to_little_endian(array("I", tokens)).tobytes()
+
+
+def unpack_tokens(packed: bytes) -> list[int]:
+    return _to_little_endian(array("I", packed)).tolist()
+
+
 def _tenant_part(tenant: str, secret: str) -> bytes:
     # A header's bytes that are no UTF-8 arrive as lone surrogates, and name a tenant like any others.
     return hmac.digest(secret.encode(), tenant.encode(errors="surrogateescape"), "sha256")
@@ -132,10 +156,6 @@ def _mix(key: int) -> int:
     key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & _KEY_MASK
     key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & _KEY_MASK
     return key ^ (key >> 31)
-
-
-def _pack_tokens(tokens: Sequence[int]) -> bytes:
-    return _to_little_endian(array("I", tokens)).tobytes()
 
 
 def _to_little_endian(values: array[int]) -> array[int]:

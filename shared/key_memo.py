@@ -11,12 +11,11 @@ cycle, and is kept from the garbage collector: it would go through all of it now
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
 
 import msgspec
 
-from shared.blocks import BlockKey, PublishedKey, block_keys, published_key
+from shared.blocks import BlockKey, PublishedKey, published_keys
 from shared.byte_lru import ByteLru
 
 __all__ = ["KeyMemo", "Run"]
@@ -25,7 +24,8 @@ __all__ = ["KeyMemo", "Run"]
 class Run(msgspec.Struct, frozen=True, gc=False):
     """Consecutive tokens of a prompt. Two runs with the same `serial` hold the same ids."""
 
-    ids: array[int]
+    packed: bytes
+    """Their ids, as they stand in block keys."""
     serial: int | None
     """None: its keys are not kept, since it is short and seldom met again."""
 
@@ -66,7 +66,7 @@ class KeyMemo:
             memo_key = None if run.serial is None else (block_size, state, run.serial)
             step = None if memo_key is None else self._steps.get(memo_key)
             if step is None:
-                step = _extend(state, run.ids, block_size)
+                step = _extend(state, run.packed, block_size)
                 if memo_key is not None:
                     size = _STEP_OVERHEAD_BYTES + _KEY_BYTES * len(step.keys) + 4 * block_size
                     self._steps.put(memo_key, step, size)
@@ -75,9 +75,7 @@ class KeyMemo:
         return keys
 
 
-def _extend(state: _State, ids: array[int], block_size: int) -> _Step:
-    tokens = array("I", state.open_tokens)
-    tokens.extend(ids)
-    full = block_keys(state.last_key, tokens, block_size)
-    open_tokens = tokens[len(full) * block_size :].tobytes()
-    return _Step(tuple(map(published_key, full)), _State(full[-1] if full else state.last_key, open_tokens))
+def _extend(state: _State, packed: bytes, block_size: int) -> _Step:
+    tokens = state.open_tokens + packed
+    keys, last_key = published_keys(state.last_key, tokens, block_size)
+    return _Step(keys, _State(last_key, tokens[4 * block_size * len(keys) :]))

@@ -14,16 +14,15 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from array import array
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import msgspec
 from tokenizers import Tokenizer
 
-from shared.blocks import BlockKey, PublishedKey, block_keys
+from shared.blocks import BlockKey, PublishedKey, pack_tokens, published_keys, unpack_tokens
 from shared.byte_lru import ByteLru
 from shared.chat_template import ChatTemplate, PromptError
 from shared.incremental_decoder import IncrementalDecoder
@@ -50,7 +49,8 @@ __all__ = [
 _DEFAULT_MEMO_BYTES = 256 * 2**20
 _MOST_OPEN_BYTES = 4 * 2**20
 """For the ends of prompts, of which hardly one comes twice: what is kept of each must not push out what is shared."""
-_TOKENS_PER_RUN = 2048
+_BYTES_PER_RUN = 8192
+"""Of a prompt that came as token ids."""
 _RUN_OVERHEAD_BYTES = 400
 _GOLDEN_TEXT = "Warm prefixes route well: naïve café, 東京, 🙂 42.\n\n"
 _GOLDEN_MESSAGES = (
@@ -107,15 +107,15 @@ class EncodedPrompt(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def token_ids(self) -> list[int]:
-        return list(itertools.chain.from_iterable(run.ids for run in self.runs))
+        return unpack_tokens(b"".join([run.packed for run in self.runs]))
 
     def behind(self, tokens: int) -> EncodedPrompt:
         """What follows the first `tokens`."""
-        runs, left = [], tokens
+        runs, left = [], 4 * tokens
         for run in self.runs:
-            if left < len(run.ids):
-                runs.append(run if left == 0 else Run(run.ids[left:], None))
-            left = max(0, left - len(run.ids))
+            if left < len(run.packed):
+                runs.append(run if left == 0 else Run(run.packed[left:], None))
+            left = max(0, left - len(run.packed))
         return EncodedPrompt(tuple(runs), max(0, self.token_count - tokens))
 
 
@@ -127,14 +127,15 @@ class _Opening(msgspec.Struct, frozen=True, gc=False):
     rest: str
 
 
+@final
 class _NewRun:
     """A piece of the prompt that the memo does not hold: its text until it is tokenized, then its ids too."""
 
-    __slots__ = ("ids", "memo_key")
+    __slots__ = ("memo_key", "packed")
 
-    def __init__(self, memo_key: tuple[str, str | bytes], ids: array[int] | None = None) -> None:
+    def __init__(self, memo_key: tuple[str, str | bytes], packed: bytes | None = None) -> None:
         self.memo_key = memo_key
-        self.ids = ids
+        self.packed = packed
 
 
 class PreparedPrompt(msgspec.Struct, frozen=True):
@@ -190,16 +191,16 @@ class PromptEncoder:
     def tokenize_missing(self, prepared: PreparedPrompt) -> None:
         """Fills in the ids of what the memo did not know. Touches nothing but `prepared`. Raises PromptError."""
         for piece in prepared.pieces:
-            if isinstance(piece, _NewRun) and piece.ids is None:
+            if type(piece) is _NewRun and piece.packed is None:
                 kind, text = piece.memo_key
                 assert isinstance(text, str), "ids are not tokenized"
-                ids = self._words.ids(text) if self._words is not None and kind == "run" else None
-                piece.ids = array("I", self._tokenize(text, special_tokens=kind == "whole")) if ids is None else ids
+                packed = self._words.ids(text) if self._words is not None and kind == "run" else None
+                piece.packed = self._tokenize(text, special_tokens=kind == "whole") if packed is None else packed
 
     def finish(self, prepared: PreparedPrompt) -> EncodedPrompt:
         """Remembers what was new. Raises PromptError where the prompt has no tokens at all."""
-        runs = tuple(self._remember(piece) if isinstance(piece, _NewRun) else piece for piece in prepared.pieces)
-        token_count = sum(len(run.ids) for run in runs)
+        runs = tuple([self._remember(piece) if type(piece) is _NewRun else piece for piece in prepared.pieces])
+        token_count = sum([len(run.packed) for run in runs]) // 4
         if token_count == 0:
             raise PromptError("the prompt is empty", "prompt")
         return EncodedPrompt(runs, token_count)
@@ -233,8 +234,8 @@ class PromptEncoder:
     def golden_prompt_key(self, root: BlockKey, block_size: int) -> str:
         """The last block key of a fixed prompt through template and tokenizer, in hex: two sides that differ anywhere
         between a message and its keys most likely differ here."""
-        ids = self._tokenize(self.golden_text(block_size), special_tokens=False)
-        return block_keys(root, ids, block_size)[-1].hex()
+        packed = self._tokenize(self.golden_text(block_size), special_tokens=False)
+        return published_keys(root, packed, block_size)[1].hex()
 
     def golden_text(self, block_size: int) -> str:
         """A conversation, then text for at least one more block, so that all of the conversation is in the keys."""
@@ -267,10 +268,10 @@ class PromptEncoder:
                 known = self._openings.get(opening) or self._split_opening(opening, self._text_runs)
                 pieces = [self._look_up(memo_key) for memo_key in known.runs]
                 rest = known.rest + rest
-            pieces += [self._look_up(("run", run)) for run in self._text_runs.split(rest)]
+            pieces += map(self._run, self._text_runs.split(rest))
             if special_tokens:
                 pieces = [self._text_ends.before, *pieces, self._text_ends.after]
-        unseen = sum([len(piece.memo_key[1]) for piece in pieces if isinstance(piece, _NewRun)])
+        unseen = sum([len(piece.memo_key[1]) for piece in pieces if type(piece) is _NewRun])
         return PreparedPrompt(pieces, unseen)
 
     def _split_opening(self, opening: str, text_runs: TextRuns) -> _Opening:
@@ -281,37 +282,45 @@ class PromptEncoder:
 
     def _prepare_ids(self, ids: Sequence[int]) -> PreparedPrompt:
         try:
-            packed = array("I", ids)
+            packed = pack_tokens(ids)
         except (TypeError, OverflowError) as error:
             raise PromptError("token ids must be non-negative integers", "prompt") from error
-        if packed and max(packed) >= self.vocabulary_size:
-            message = f"token id {max(packed)} is not in the vocabulary (ids end at {self.vocabulary_size - 1})"
+        if ids and max(ids) >= self.vocabulary_size:
+            message = f"token id {max(ids)} is not in the vocabulary (ids end at {self.vocabulary_size - 1})"
             raise PromptError(message, "prompt")
         pieces: list[Run | _NewRun] = []
-        for start in range(0, len(packed), _TOKENS_PER_RUN):
-            chunk = packed[start : start + _TOKENS_PER_RUN]
-            pieces.append(self._look_up(("ids", chunk.tobytes()), chunk))
+        for start in range(0, len(packed), _BYTES_PER_RUN):
+            chunk = packed[start : start + _BYTES_PER_RUN]
+            pieces.append(self._look_up(("ids", chunk), chunk))
         return PreparedPrompt(pieces, 0)
 
-    def _look_up(self, memo_key: tuple[str, str | bytes], ids: array[int] | None = None) -> Run | _NewRun:
-        return self._runs.get(memo_key) or self._open_runs.get(memo_key) or _NewRun(memo_key, ids)
+    def _run(self, text: str) -> Run | _NewRun:
+        if len(text) < MIN_RUN_CHARACTERS and self._words is not None:
+            # To put it together from words takes no longer than to remember it, which seldom helps: see `_remember`.
+            packed = self._words.ids(text)
+            if packed is not None:
+                return Run(packed, None)
+        return self._look_up(("run", text))
+
+    def _look_up(self, memo_key: tuple[str, str | bytes], packed: bytes | None = None) -> Run | _NewRun:
+        return self._runs.get(memo_key) or self._open_runs.get(memo_key) or _NewRun(memo_key, packed)
 
     def _remember(self, new: _NewRun) -> Run:
         if (known := self._runs.get(new.memo_key) or self._open_runs.get(new.memo_key)) is not None:
             return known  # another request was quicker
-        assert new.ids is not None, "finish() comes after tokenize_missing()"
+        assert new.packed is not None, "finish() comes after tokenize_missing()"
         # The open end of a prompt: its next turn makes another run of it, and most questions are asked once.
         is_open = new.memo_key[0] == "run" and len(new.memo_key[1]) < MIN_RUN_CHARACTERS
-        run = Run(new.ids, None if is_open else next(self._serials))
-        size = _RUN_OVERHEAD_BYTES + sys.getsizeof(new.memo_key[1]) + 4 * len(new.ids)
+        run = Run(new.packed, None if is_open else next(self._serials))
+        size = _RUN_OVERHEAD_BYTES + sys.getsizeof(new.memo_key[1]) + len(new.packed)
         (self._open_runs if is_open else self._runs).put(new.memo_key, run, size)
         return run
 
-    def _tokenize(self, text: str, *, special_tokens: bool) -> list[int]:
+    def _tokenize(self, text: str, *, special_tokens: bool) -> bytes:
         try:
             # Of the tokenizer's ways this one lets go of the interpreter meanwhile: other threads run on.
             [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
-            return encoding.ids
+            return pack_tokens(encoding.ids)
         except Exception as error:  # lone surrogates, and whatever a normalizer may not like
             raise PromptError(f"the tokenizer does not accept this text: {error}", None) from error
 
@@ -340,8 +349,8 @@ def _text_ends(tokenizer: Tokenizer) -> _TextEnds:
     outer = tokenizer.encode("a b", add_special_tokens=True).ids
     for start in range(len(outer) - len(inner) + 1):
         if outer[start : start + len(inner)] == inner:
-            return _TextEnds(Run(array("I", outer[:start]), -1), Run(array("I", outer[start + len(inner) :]), -2))
-    return _TextEnds(Run(array("I"), -1), Run(array("I"), -2))
+            return _TextEnds(Run(pack_tokens(outer[:start]), -1), Run(pack_tokens(outer[start + len(inner) :]), -2))
+    return _TextEnds(Run(b"", -1), Run(b"", -2))
 
 
 def _exact_text_runs(tokenizer: Tokenizer, ends: _TextEnds) -> TextRuns | None:
@@ -353,9 +362,9 @@ def _exact_text_runs(tokenizer: Tokenizer, ends: _TextEnds) -> TextRuns | None:
         pieces = chooser.choices(_HARD_TEXTS, k=8) + chooser.choices(added or [""], k=6)
         chooser.shuffle(pieces)
         text = "".join(pieces)
-        ids = [*ends.before.ids]
+        ids = unpack_tokens(ends.before.packed)
         for run in runs.split(text):
             ids += tokenizer.encode(run, add_special_tokens=False).ids
-        if ids + list(ends.after.ids) != tokenizer.encode(text, add_special_tokens=True).ids:
+        if ids + unpack_tokens(ends.after.packed) != tokenizer.encode(text, add_special_tokens=True).ids:
             return None
     return TextRuns(tokenizer)

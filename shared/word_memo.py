@@ -13,13 +13,14 @@ from __future__ import annotations
 import random
 import re
 import unicodedata
-from array import array
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
+
+from shared.blocks import pack_tokens, unpack_tokens
 
 __all__ = ["WordMemo", "word_memo_of"]
 
@@ -56,8 +57,8 @@ class WordMemo:
         """Words that are known."""
         return len(self._known)
 
-    def ids(self, text: str) -> array[int] | None:
-        """None where the tokenizer has to be asked."""
+    def ids(self, text: str) -> bytes | None:
+        """Packed, as in block keys; None where the tokenizer has to be asked."""
         if len(text) > _LONGEST_TEXT or self._is_beyond(text):
             return None
         words: list[str] = []
@@ -68,7 +69,7 @@ class WordMemo:
                 words += self._find(piece)
         if "".join(words) != text:
             return None
-        return array("I", b"".join(map(self._known.__getitem__, words)))
+        return b"".join(map(self._known.__getitem__, words))
 
 
 class _KnownWords(dict[str, bytes]):
@@ -76,13 +77,13 @@ class _KnownWords(dict[str, bytes]):
 
     def __init__(self, model: Any, added: dict[str, int], most_words: int) -> None:
         self._model = model
-        self._added = {content: array("I", [index]).tobytes() for content, index in added.items()}
+        self._added = {content: pack_tokens([index]) for content, index in added.items()}
         self._most_words = most_words
         super().__init__(self._added)
 
     def __missing__(self, word: str) -> bytes:
         spelled = word.encode().decode("latin-1").translate(_byte_letters())
-        ids = array("I", [token.id for token in self._model.tokenize(spelled)]).tobytes()
+        ids = pack_tokens([token.id for token in self._model.tokenize(spelled)])
         if len(word) <= _LONGEST_WORD:
             if len(self) >= self._most_words:
                 self.clear()
@@ -227,6 +228,6 @@ def _agrees(memo: WordMemo, tokenizer: Tokenizer) -> bool:
     for line in range(_LINES_OF_PROBES):
         text = "".join(chooser.choice(around) + character for character in characters[line::_LINES_OF_PROBES])
         ids = memo.ids(text)
-        if ids is None or ids.tolist() != tokenizer.encode(text, add_special_tokens=False).ids:
+        if ids is None or unpack_tokens(ids) != tokenizer.encode(text, add_special_tokens=False).ids:
             return False
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
@@ -20,7 +19,7 @@ from replica.tiny_tokenizer import tiny_bundle
 from router.app import Router
 from router.prompt_reader import PromptReader
 from shared.api import CHAT_PATH, parse_routing
-from shared.blocks import block_keys, published_key
+from shared.blocks import block_keys, pack_tokens, published_key
 from shared.key_memo import Run
 from shared.prompts import EncodedPrompt, PromptEncoder
 from shared.public_prefixes import PublicPrefixes
@@ -138,7 +137,7 @@ def test_without_a_tokenizer_tenants_share_nothing_either() -> None:
 def test_keys_branch_where_what_is_public_ends_however_the_prompt_is_cut(
     runs: list[list[int]], public_tokens: int, block_size: int
 ) -> None:
-    prompt = EncodedPrompt(tuple(Run(array("I", run), next(_SERIALS)) for run in runs), sum(len(run) for run in runs))
+    prompt = EncodedPrompt(tuple(Run(pack_tokens(run), next(_SERIALS)) for run in runs), sum(len(run) for run in runs))
     tokens = prompt.token_ids
     namespace = PublicPrefixes("model", block_size, "", [tokens[:public_tokens]]).namespace("acme", tokens)
     blocks = 0 if namespace.branch is None else namespace.branch.blocks
