@@ -68,17 +68,21 @@ class _Soak:
             self.outcomes[name] += 1
             self.faults.append(fault := Fault(name, time.monotonic()))
             await asyncio.to_thread(do)
-            with suppress(TimeoutError):
-                await self.whole()
-                fault.ended = time.monotonic()
+            await self.heal(fault)
 
-    async def whole(self) -> None:
-        """Once the router takes all replicas and knows all they hold. Raises TimeoutError."""
-        async with asyncio.timeout(_HEAL_SECONDS):
-            fleet = await self._fleet()
-            while not _is_whole(fleet):
-                await asyncio.sleep(_POLL_SECONDS)
-                fleet = await self._fleet()
+    async def heal(self, fault: Fault) -> None:
+        fault.missing = await self.whole()
+        if not fault.missing:
+            fault.ended = time.monotonic()
+
+    async def whole(self) -> str:
+        """Empty once the router takes all replicas and knows all they hold; after some patience, what is missing."""
+        deadline = time.monotonic() + _HEAL_SECONDS
+        missing = _missing(await self._fleet())
+        while missing and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+            missing = _missing(await self._fleet())
+        return missing
 
     async def sample(self) -> Sample:
         pid = self._cluster.router.pid
@@ -162,9 +166,7 @@ async def soak(seconds: float, seed: int, say: Callable[[str], object], clients:
                     say(f"{len(samples):4} s  {sample.resident_bytes / 2**20:.1f} MiB  {sample}  {dict(run.outcomes)}")
             await _cancelled(breaking)
             if run.faults and run.faults[-1].ended == float("inf"):
-                with suppress(TimeoutError):
-                    await run.whole()  # under load: that is what closes breakers
-                    run.faults[-1].ended = time.monotonic()
+                await run.heal(run.faults[-1])  # under load: that is what closes breakers
             for task in load:
                 await _cancelled(task)
             after = await run.settled()
@@ -178,9 +180,14 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
         await task
 
 
-def _is_whole(fleet: dict[str, Any]) -> bool:
-    taken = [each for each in fleet["replicas"] if each["state"] == "accepting" and each["breaker"] == "closed"]
-    return len(taken) == len(REPLICAS) and bool(fleet["view"] == "exact")
+def _missing(fleet: dict[str, Any]) -> str:
+    states = {each["id"]: (each["state"], each["breaker"]) for each in fleet["replicas"]}
+    wrong = [
+        f"{name} is {states.get(name, 'gone')}" for name in REPLICAS if states.get(name) != ("accepting", "closed")
+    ]
+    if fleet["view"] != "exact":
+        wrong.append(f"the view is {fleet['view']}")
+    return ", ".join(wrong)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -50,6 +50,8 @@ class Fault:
     name: str
     began: float
     ended: float = float("inf")
+    missing: str = ""
+    """What was not whole when patience ended."""
 
     def met(self, reply: Reply) -> bool:
         return reply.began <= self.ended and reply.ended >= self.began
@@ -67,8 +69,8 @@ def failures(replies: Sequence[Reply], faults: Sequence[Fault], logged: Sequence
             continue
         found[sentence] = found.get(sentence, 0) + 1
     sentences = [f"{count} requests {sentence}" for sentence, count in found.items()]
-    unhealed = [fault.name for fault in faults if fault.ended == float("inf")]
-    sentences += [f"the fleet was not whole again after the fault {name!r}" for name in unhealed]
+    unhealed = [fault for fault in faults if fault.ended == float("inf")]
+    sentences += [f"the fleet was not whole again after {fault.name!r}: {fault.missing}" for fault in unhealed]
     if logged:
         shown = " | ".join(line[:_SHOWN_CHARACTERS] for line in logged[:_SHOWN])
         sentences.append(f"{len(logged)} lines of errors were logged: {shown}")

@@ -215,7 +215,8 @@ class ClientConnection(asyncio.Protocol):
         end = received.find(b"\r\n\r\n", max(0, begun - 5))
         if (end if end >= 0 else len(received)) > self._limits.max_head_bytes:
             most = self._limits.max_head_bytes
-            self._refuse(ApiError(431, "invalid_http", f"the request's head is longer than {most} bytes: send less"))
+            status = 431 if received.find(b"\r\n", 0, most) >= 0 else 414  # its first line alone is too long
+            self._refuse(ApiError(status, "invalid_http", f"the request's head is longer than {most} bytes: send less"))
         elif end >= 0:
             self._begin(received[: end + 2], received[end + 4 :])
         elif not could_begin_head(received):

@@ -20,6 +20,8 @@ __all__ = ["Dispatcher"]
 
 _logger = logging.getLogger(__name__)
 _DRAIN_PATH = re.compile(r"/replicas/(?P<id>[^/]+)/(?P<verb>drain|undrain)")
+_DOTS = re.compile(r"[/\\]\.\.?(?:[/\\;]|\Z)")
+"""Segments that some servers resolve, also behind a backslash or before a parameter: what is behind is elsewhere."""
 _ONE_MODEL = "/v1/models/"
 _PASSED_THROUGH = "/v1/"
 _WITHOUT_KEY = frozenset(
@@ -84,8 +86,7 @@ class Dispatcher:
             return lambda request: self._control.drain(request, match["id"], draining=match["verb"] == "drain")
         if path.startswith(_ONE_MODEL) and method in ("GET", "HEAD"):
             return lambda request: self._control.model(request, path.removeprefix(_ONE_MODEL))
-        # Dots are resolved by some servers: `/v1/../admin` is not a path under `/v1/`.
-        if path.startswith(_PASSED_THROUGH) and not {".", ".."} & set(path.split("/")):
+        if path.startswith(_PASSED_THROUGH) and _DOTS.search(path) is None:
             return self._proxy.pass_through
         raise path_not_found(path)
 

@@ -53,6 +53,7 @@ def test_what_a_fault_explains_is_no_failure_and_nothing_else_is_excused() -> No
 
 
 def test_a_fleet_that_does_not_heal_and_a_line_of_error_are_failures() -> None:
-    assert failures([], [Fault("kill r1", 10.0)], []) == ["the fleet was not whole again after the fault 'kill r1'"]
+    ill = Fault("kill r1", 10.0, missing="r1 is gone")
+    assert failures([], [ill], []) == ["the fleet was not whole again after 'kill r1': r1 is gone"]
     (found,) = failures([], [], ["[router] Z error asyncio: Task exception was never retrieved"] * 7)
     assert found.startswith("7 lines of errors were logged: [router] Z error asyncio: Task exception was never")

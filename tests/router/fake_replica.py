@@ -10,6 +10,8 @@ from typing import NamedTuple
 from aiohttp import web
 from multidict import CIMultiDict
 
+from shared.broken_http import HEAD_LIMITS
+
 __all__ = ["Behaviour", "FakeReplica", "Seen", "answer", "refuse"]
 
 Behaviour = Callable[[web.BaseRequest, bytes], Awaitable[web.StreamResponse]]
@@ -40,7 +42,11 @@ class FakeReplica:
 
     async def __aenter__(self) -> FakeReplica:
         server = web.Server(
-            self._handle, handler_cancellation=True, auto_decompress=False, request_factory=_big_request
+            self._handle,
+            handler_cancellation=True,
+            auto_decompress=False,
+            request_factory=_big_request,
+            **HEAD_LIMITS,  # type: ignore[arg-type]
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()

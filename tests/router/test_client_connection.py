@@ -172,15 +172,18 @@ async def test_a_body_that_ends_before_its_length_is_told_so(bench: BenchFactory
     await b.settled()
 
 
-async def test_a_head_that_is_too_long_or_has_too_many_headers_is_a_431(bench: BenchFactory) -> None:
+async def test_a_head_that_is_too_long_or_has_too_many_headers_is_a_431_and_a_first_line_a_414(
+    bench: BenchFactory,
+) -> None:
     b = await bench(0, max_head_bytes=2048)
-    for sent in (
-        b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 3000 + b"\r\n\r\n",
-        b"GET /" + b"x" * 3000,
-        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: 1\r\n" * 200 + b"\r\n",
+    for sent, expected in (
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 3000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: 1\r\n" * 200 + b"\r\n", 431),
+        (b"GET /" + b"x" * 3000, 414),
+        (b"GET /" + b"x" * 3000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
     ):
         status, _, body = await answer_to(b.router.url, sent)
-        assert (status, body["error"]["code"]) == (431, "invalid_http")
+        assert (status, body["error"]["code"]) == (expected, "invalid_http")
         assert "send less" in body["error"]["message"]
 
 
