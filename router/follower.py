@@ -166,8 +166,11 @@ class Follower:
         self._discover_at = 0.0
 
     async def _discover(self) -> None:
-        listed = await self._fleet_state.replica_ids()
         known = {replica.id for replica in self._fleet if replica.source == "redis"}
+        try:
+            listed = await self._fleet_state.replica_ids()
+        except FleetStateMistyped:  # nobody new can be found; those known are still read
+            listed = known
         records = await self._fleet_state.records(listed | known)
         now = self._clock()
         if self._away:

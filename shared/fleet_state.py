@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import msgspec
@@ -30,6 +30,14 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from shared.blocks import PublishedKey, pack_keys, unpack_keys
+from shared.fleet_calls import (
+    FleetStateMistyped,
+    FleetStateUnavailable,
+    MistypedKeys,
+    answered,
+    execute,
+    unavailable,
+)
 from shared.fleet_records import (
     CostCoefficients,
     Delta,
@@ -87,14 +95,6 @@ return {redis.call('GET', KEYS[1]), table.concat(redis.call('SMEMBERS', KEYS[2])
 _logger = logging.getLogger(__name__)
 
 
-class FleetStateUnavailable(Exception):  # noqa: N818 - it is a state of the world, not a mistake
-    """Redis does not answer, or refuses. The message names the cause."""
-
-
-class FleetStateMistyped(FleetStateUnavailable):
-    """Redis does answer, but somebody put a value of another type under one of our keys: whose it is writes it anew."""
-
-
 class FleetState:
     """One cluster's state. Used from one event loop; close it when done."""
 
@@ -115,6 +115,7 @@ class FleetState:
         self._timeout_ms = int(timeout_seconds * 1000)
         self._prefix = f"warmroute:{{{cluster}}}:"
         self._secret = secret
+        self._mistyped = MistypedKeys()
         self._rejected_now: dict[str, str] = {}
         self.rejected_records: Counter[str] = Counter()
         """Times that a record was ignored, by replica id."""
@@ -130,9 +131,12 @@ class FleetState:
             pipe.set(self._key("replica", record.id), encode_record(record, self._secret), px=int(LEASE_SECONDS * 1000))
             pipe.sadd(self._prefix + "replicas", record.id)
             pipe.expire(self._key("tokenizer", record.tokenizer), _LEFTOVERS_SECONDS)
+            pipe.type(self._key("tokenizer", record.tokenizer))
             self._keep_and_report(pipe, record.id)
-            report = await _execute(pipe)
-        return _published(report, tokenizer_known=bool(report[2]))
+            report = await execute(pipe, may_be_mistyped=1)
+        if isinstance(report[1], RedisError):
+            self._mistyped.tell(self._prefix + "replicas")
+        return _published(report, tokenizer_known=report[3] == b"string")
 
     async def publish(self, replica_id: str, delta: Delta) -> Published:
         """Change the sets and append to the log, both or neither. Fails if the log is already past this position."""
@@ -146,7 +150,7 @@ class FleetState:
                 pipe.srem(host, *keys)
             self._append(pipe, replica_id, delta)
             self._keep_and_report(pipe, replica_id)
-            return _published(await _execute(pipe))
+            return _published(await execute(pipe))
 
     async def republish(self, replica_id: str, state: Delta) -> Published:
         """Replace all that stands in Redis for this replica by `state.stored` and `state.host_stored`: a new epoch.
@@ -161,12 +165,12 @@ class FleetState:
             _add(pipe, host, state.host_stored)
             self._append(pipe, replica_id, without_keys(state))
             self._keep_and_report(pipe, replica_id)
-            return _published(await _execute(pipe))
+            return _published(await execute(pipe))
 
     async def last_log_position(self, replica_id: str) -> LogPosition | None:
         """None too where something else than a log stands in its place."""
-        with suppress(FleetStateMistyped), _unavailable():
-            return _last_position(await _answer(self._redis.xrevrange(self._key("log", replica_id), count=1)))
+        with suppress(FleetStateMistyped), unavailable():
+            return _last_position(await answered(self._redis.xrevrange(self._key("log", replica_id), count=1)))
         return None
 
     async def withdraw(self, record: ReplicaRecord) -> None:
@@ -176,26 +180,27 @@ class FleetState:
             pipe.srem(self._prefix + "replicas", record.id)
             pipe.delete(*(self._key(kind, record.id) for kind in ("blocks", "host", "log")))
             pipe.set(self._key("replica", record.id), goodbye, px=int(LEASE_SECONDS * 1000))
-            await _execute(pipe)
+            await execute(pipe)
 
     # What a router reads
 
     async def replica_ids(self) -> set[str]:
-        with _unavailable():
-            members = await _answer(self._redis.smembers(self._prefix + "replicas"))
+        """Raises FleetStateMistyped where something else stands in the list's place."""
+        with self._mistyped.told(self._prefix + "replicas"):
+            members = await answered(self._redis.smembers(self._prefix + "replicas"))
         return {member.decode(errors="replace") for member in members}
 
     async def unlist(self, ids: Collection[str]) -> None:
         """Take names off the list that nobody has had for long; a replica that does live lists itself each second."""
-        with _unavailable():
-            await _answer(self._redis.srem(self._prefix + "replicas", *ids))
+        with unavailable():
+            await answered(self._redis.srem(self._prefix + "replicas", *ids))
 
     async def records(self, ids: Iterable[str]) -> dict[str, ReplicaRecord]:
         """The records of those replicas whose lease runs; a record that must not be used is counted and left out."""
         if not (wanted := list(ids)):
             return {}
-        with _unavailable():
-            values = await _answer(self._redis.mget([self._key("replica", replica_id) for replica_id in wanted]))
+        with unavailable():
+            values = await answered(self._redis.mget([self._key("replica", replica_id) for replica_id in wanted]))
         records = {}
         for replica_id, value in zip(wanted, values, strict=True):
             if value is None:
@@ -210,8 +215,8 @@ class FleetState:
         Raises FleetStateMistyped where one of its keys holds something of another type.
         """
         keys = [self._key(kind, replica_id) for kind in ("replica", "blocks", "host", "log")]
-        with _unavailable():
-            value, device, host, newest = await _answer(self._redis.eval(_SNAPSHOT, len(keys), *keys))
+        with unavailable():
+            value, device, host, newest = await answered(self._redis.eval(_SNAPSHOT, len(keys), *keys))
         record = self._accept(replica_id, value) if value is not None else None
         if record is None or not newest:
             return None
@@ -233,7 +238,7 @@ class FleetState:
             return []
         streams = {self._key("log", replica_id): f"{at.epoch}-{at.version}" for replica_id, at in after.items()}
         try:
-            with _unavailable():
+            with unavailable():
                 answer = await self._xread(streams, LOG_READ_ENTRIES, block_ms)
         except FleetStateMistyped:
             return [LogEntry(replica_id, after[replica_id], None) for replica_id in await self._without_log(after)]
@@ -256,18 +261,18 @@ class FleetState:
         async with self._transaction() as pipe:
             for replica_id in wanted:
                 pipe.type(self._key("log", replica_id))
-            types = await _execute(pipe)
+            types = await execute(pipe)
         return [replica_id for replica_id, kind in zip(wanted, types, strict=True) if kind not in (b"stream", b"none")]
 
     # Tokenizers
 
     async def put_tokenizer(self, digest: str, packed: bytes) -> None:
-        with _unavailable():
+        with unavailable():
             await self._redis.set(self._key("tokenizer", digest), packed, ex=_LEFTOVERS_SECONDS)
 
     async def get_tokenizer(self, digest: str) -> bytes | None:
         """As it stands there: the caller checks that its content has this digest."""
-        with _unavailable():
+        with self._mistyped.told(self._key("tokenizer", digest)):
             return cast("bytes | None", await self._redis.get(self._key("tokenizer", digest)))
 
     # Work under way
@@ -278,7 +283,7 @@ class FleetState:
         None asks for the present end of the stream, and for no batches. Does not wait for any to come.
         """
         stream = self._prefix + "work"
-        with _unavailable():
+        with self._mistyped.told(stream):
             async with self._redis.pipeline(transaction=False) as pipe:
                 if after is None:
                     pipe.xrevrange(stream, count=1)
@@ -287,7 +292,7 @@ class FleetState:
                 if batch is not None:
                     fields = cast("dict[Any, Any]", encode_work(batch, self._secret))
                     pipe.xadd(stream, fields, maxlen=_WORK_ENTRIES, approximate=True)
-                answer = (await _execute(pipe))[0]
+                answer = (await execute(pipe))[0]
         if after is None:
             return WorkRead(answer[0][0].decode() if answer else "0-0", [])
         batches = []
@@ -306,11 +311,11 @@ class FleetState:
     async def _xread(self, after: dict[str, str], count: int, block_ms: int) -> Sequence[Any]:
         # To Redis 0 means for ever; and a wait longer than the socket's patience would look like an outage.
         patience_ms = max(1, min(block_ms, self._timeout_ms // 2))
-        return await _answer(self._redis.xread(cast("dict[Any, Any]", after), count=count, block=patience_ms)) or ()
+        return await answered(self._redis.xread(cast("dict[Any, Any]", after), count=count, block=patience_ms)) or ()
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Pipeline]:
-        with _unavailable():
+        with unavailable():
             async with self._redis.pipeline(transaction=True) as pipe:
                 yield pipe
 
@@ -347,28 +352,6 @@ class FleetState:
 def without_keys(delta: Delta) -> Delta:
     """Position, counts and checksums alone."""
     return msgspec.structs.replace(delta, stored=(), removed=(), host_stored=(), host_removed=())
-
-
-@contextmanager
-def _unavailable() -> Iterator[None]:
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        refusal = FleetStateMistyped if "WRONGTYPE" in str(error) else FleetStateUnavailable
-        raise refusal(str(error) or type(error).__name__) from error
-
-
-async def _execute(pipe: Pipeline) -> list[Any]:
-    results = await pipe.execute(raise_on_error=False)
-    for result in results:
-        if isinstance(result, RedisError):  # raised by us: the client would spell out the whole command, keys and all
-            raise result
-    return results
-
-
-async def _answer(reply: Awaitable[Any] | Any) -> Any:
-    """The client's types say that a reply may be one or a promise of one; here it is always the promise."""
-    return await reply
 
 
 def _add(pipe: Pipeline, key: str, keys: Sequence[PublishedKey]) -> None:
