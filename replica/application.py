@@ -19,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from replica.answer import Part
 from replica.cache_routes import CacheRoutes
+from replica.callers import Callers
 from replica.choices import Choices
 from replica.metrics import ReplicaMetrics
 from replica.responses import Head, Response, response_of
@@ -46,6 +47,7 @@ from shared.api_errors import (
     version_not_supported,
 )
 from shared.prompts import EncodedPrompt
+from shared.tenant_proof import TENANT_HEADER
 
 __all__ = ["ReplicaApplication"]
 
@@ -66,7 +68,13 @@ class ReplicaApplication:
     """`service` is None while the model loads; everything but `/health`, `/version` and `/metrics` is 503 till then."""
 
     def __init__(
-        self, replica_id: str, version: str, metrics: ReplicaMetrics, max_body_bytes: int, admin_key: str = ""
+        self,
+        replica_id: str,
+        version: str,
+        metrics: ReplicaMetrics,
+        max_body_bytes: int,
+        admin_key: str = "",
+        callers: Callers | None = None,
     ) -> None:
         self.service: Service | None = None
         self.sessions: Sessions | None = None
@@ -75,10 +83,13 @@ class ReplicaApplication:
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._admin_key = admin_key
+        self._callers = callers or Callers()
         self._started_at = int(time.time())
 
     def build(self) -> web.Application:
-        application = web.Application(middlewares=[self._answer_errors], client_max_size=self._max_body_bytes)
+        application = web.Application(
+            middlewares=[self._answer_errors, self._callers.middleware], client_max_size=self._max_body_bytes
+        )
         application.on_response_prepare.append(self._add_headers)
         application.add_routes(
             [
@@ -125,7 +136,7 @@ class ReplicaApplication:
         encoded = await service.encode(parsed.routing.prompt)
         head = Head(_request_id(request), service.model.name, int(time.time()))
         shape = response_of(request.path, head, parsed, service.bytes_of)
-        tenant, expected = request.headers.get("x-warmroute-tenant", ""), _expected_cached_tokens(request)
+        tenant, expected = request.headers.get(TENANT_HEADER, ""), _expected_cached_tokens(request)
         with service.answer(parsed, encoded, tenant, expected) as choices:
             first = await choices.next()
             if (failure := _failure(first)) is not None:

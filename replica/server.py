@@ -26,6 +26,7 @@ from aiohttp import web
 
 from replica.application import ReplicaApplication
 from replica.backend import Backend, BackendError, load_backend
+from replica.callers import Callers
 from replica.crossover import Crossover
 from replica.engine import Engine
 from replica.membership import Identity, Membership, identify
@@ -130,7 +131,12 @@ class ReplicaServer:
         self.url = settings.url or _url_of(settings.host, listener)
         self.id = settings.id or self.url.partition("://")[2].replace(":", "-")
         self._application = ReplicaApplication(
-            self.id, version("warmroute"), self._metrics, settings.max_body_bytes, settings.admin_key
+            self.id,
+            version("warmroute"),
+            self._metrics,
+            settings.max_body_bytes,
+            settings.admin_key,
+            Callers(settings.replica_key, settings.secret, settings.admin_key),
         )
         self._runner = web.AppRunner(
             self._application.build(),

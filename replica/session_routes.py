@@ -32,6 +32,7 @@ from replica.sessions import NothingToSave, SessionMismatch, Sessions, TooManySe
 from shared.api import MESSAGES_PATH, ApiError, parse_routing, parse_tokenize
 from shared.api_errors import invalid_value, not_ready
 from shared.prompts import PromptInput
+from shared.tenant_proof import TENANT_HEADER
 
 __all__ = ["SessionRoutes"]
 
@@ -129,7 +130,7 @@ def _prompt_of(api: str, body: bytes) -> tuple[str, PromptInput]:
 
 
 def _tenant(request: web.Request) -> str:
-    return request.headers.get("x-warmroute-tenant", "")
+    return request.headers.get(TENANT_HEADER, "")
 
 
 def _api_error(error: Exception) -> Exception:

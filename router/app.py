@@ -29,6 +29,7 @@ from router.dispatcher import Dispatcher
 from router.fleet import Fleet
 from router.follower import Follower
 from router.gauges import Gauges
+from router.headers import RequestHeaders
 from router.health import Health
 from router.metrics import RouterMetrics
 from router.placement import APPROXIMATE, BLIND, EXACT, STALE, Placement, View
@@ -158,6 +159,7 @@ class Router:
         self.placement.trust.subscribe(self._tell_of_doubt)
         reader = PromptReader(executor)
         candidates = Candidates(self.fleet, self.health, reader, lambda: self.view, settings.secret, self._public)
+        headers = RequestHeaders(settings.admin_key, settings.upstream_key, settings.secret)
         self._proxy = Proxy(
             candidates,
             self.placement,
@@ -169,10 +171,10 @@ class Router:
                 settings.max_body_bytes,
                 settings.max_retries,
                 settings.request_timeout_seconds,
-                settings.admin_key,
                 settings.expect_cached,
             ),
             self.retries,
+            headers,
             self._decision_log(),
             self._begin_trace,
         )
@@ -190,7 +192,7 @@ class Router:
             siblings=self._siblings,
         )
         if statics := [self.fleet.add_static(url) for url in settings.replica]:
-            probing = asyncio.create_task(Prober(self.fleet, self.health, upstream, statics).run())
+            probing = asyncio.create_task(Prober(self.fleet, self.health, upstream, statics, headers.of_probes).run())
             stack.push_async_callback(_cancelled, probing)
         if settings.redis is not None:
             fleet_state = FleetState(settings.redis, settings.cluster, settings.secret)

@@ -14,8 +14,9 @@ from itertools import count
 
 from router.http1 import Head
 from router.tracing import NO_TRACE, Trace
+from shared.tenant_proof import PROOF_HEADER, TENANT_HEADER, TenantProofs
 
-__all__ = ["SESSION_HEADER", "RequestIds", "request_headers", "response_headers", "safe_value"]
+__all__ = ["SESSION_HEADER", "RequestHeaders", "RequestIds", "response_headers", "safe_value"]
 
 SESSION_HEADER = b"x-session-id"
 """What a client calls the conversation, where its API has no field for that. Passes on like any other."""
@@ -62,27 +63,48 @@ class RequestIds:
         return f"{self._prefix}-{next(self._numbers):x}"
 
 
-def request_headers(
-    received: RawHeaders, request_id: str, admin_key: bytes = b"", tenant: str = "", trace: Trace = NO_TRACE
-) -> bytes:
-    """What goes to the replica, as lines. Keys for this router never go on: the `admin_key`, and a tenant's API key."""
-    named = [value for name, value in received if name.lower() == b"connection"]
-    dropped = _NOT_SENT_ON | _named_by(named) if named else _NOT_SENT_ON
-    if tenant:
-        dropped |= _CREDENTIALS
-    if trace.dropped:
-        dropped |= trace.dropped
-    lines = []
-    for name, value in received:
-        lowered = name.lower()
-        if lowered in dropped or lowered.startswith(_OWN_PREFIX) or (admin_key and admin_key in value):
-            continue
-        lines.append(b"%b: %b\r\n" % (name, value))
-    lines.append(b"x-request-id: %b\r\n" % request_id.encode())
-    if tenant:
-        lines.append(b"x-warmroute-tenant: %b\r\n" % tenant.encode())
-    lines.append(trace.lines)
-    return b"".join(lines)
+class RequestHeaders:
+    """What goes to replicas. Keys for this router never go on: the `admin_key`, and a tenant's API key.
+
+    With an `upstream_key` the router asks in its own name: clients' credentials give way to that key. With a `secret`
+    it proves to replicas whose requests it brings.
+    """
+
+    def __init__(self, admin_key: str = "", upstream_key: str = "", secret: str = "") -> None:
+        self._admin_key = admin_key.encode()
+        self._key_line = b"authorization: Bearer %b\r\n" % upstream_key.encode() if upstream_key else b""
+        self._proofs = TenantProofs(secret) if secret else None
+
+    def are_credentials_ours(self, tenant: str) -> bool:
+        """A replica that refuses them refuses the router, not the client."""
+        return bool(tenant or self._key_line)
+
+    def lines(self, received: RawHeaders, request_id: str, tenant: str = "", trace: Trace = NO_TRACE) -> bytes:
+        named = [value for name, value in received if name.lower() == b"connection"]
+        dropped = _NOT_SENT_ON | _named_by(named) if named else _NOT_SENT_ON
+        if self.are_credentials_ours(tenant):
+            dropped |= _CREDENTIALS
+        if trace.dropped:
+            dropped |= trace.dropped
+        admin_key = self._admin_key
+        lines = []
+        for name, value in received:
+            lowered = name.lower()
+            if lowered in dropped or lowered.startswith(_OWN_PREFIX) or (admin_key and admin_key in value):
+                continue
+            lines.append(b"%b: %b\r\n" % (name, value))
+        lines.append(b"x-request-id: %b\r\n%b" % (request_id.encode(), self._key_line))
+        if tenant:
+            lines.append(f"{TENANT_HEADER}: {tenant}\r\n".encode())
+            if self._proofs is not None:
+                lines.append(f"{PROOF_HEADER}: {self._proofs.of(tenant)}\r\n".encode())
+        lines.append(trace.lines)
+        return b"".join(lines)
+
+    @property
+    def of_probes(self) -> bytes:
+        """With which the router asks for itself, on a connection that is not kept."""
+        return b"Connection: close\r\n" + self._key_line
 
 
 def response_headers(received: Head, own: Iterable[tuple[str, str]]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from http import HTTPStatus
 
 import msgspec
 
@@ -37,11 +38,17 @@ _decode_models = msgspec.json.Decoder(_Models).decode
 class Prober:
     """Two failed probes in a row take a replica out, one good one brings it back."""
 
-    def __init__(self, fleet: Fleet, health: Health, upstream: Upstream, replicas: Sequence[FleetReplica]) -> None:
+    def __init__(
+        self, fleet: Fleet, health: Health, upstream: Upstream, replicas: Sequence[FleetReplica], headers: bytes
+    ) -> None:
+        """`headers` must not keep connections open: a probe is to prove that a new one can be made."""
         self._fleet = fleet
         self._health = health
         self._upstream = upstream
         self._replicas = replicas
+        self._headers = headers
+        self._refused: set[str] = set()
+        """Replicas that want a key, of which the log has told."""
         for replica in replicas:
             health.set_reachable(replica.id, False)
 
@@ -79,16 +86,24 @@ class Prober:
         if status >= 500:
             raise UpstreamError("broken", f"/health answered {status}")
         status, body = await self._get(replica, "/v1/models")
+        self._tell_of_key(replica.id, wanted=status == HTTPStatus.UNAUTHORIZED)
         try:
             models = _decode_models(body).data if status == 200 else []
         except (msgspec.DecodeError, UnicodeDecodeError):
             models = []
         self._fleet.set_model(replica.id, models[0].id if models else None)
 
+    def _tell_of_key(self, replica_id: str, wanted: bool) -> None:
+        """Clients may have one. Once."""
+        if not wanted:
+            self._refused.discard(replica_id)
+        elif replica_id not in self._refused:
+            self._refused.add(replica_id)
+            reason = "it asks for another key than this router's: see WARMROUTE_UPSTREAM_KEY"
+            _logger.warning("replica does not say what it serves", extra=fields(replica=replica_id, reason=reason))
+
     async def _get(self, replica: FleetReplica, path: str) -> tuple[int, bytes]:
-        # Not kept open: a probe is to prove that a new connection can be made.
-        headers = b"Connection: close\r\n"
-        response = await self._upstream.open("GET", replica.url, path, headers, b"", _TIMEOUT_SECONDS)
+        response = await self._upstream.open("GET", replica.url, path, self._headers, b"", _TIMEOUT_SECONDS)
         try:
             body = b""
             async with asyncio.timeout(_TIMEOUT_SECONDS):

@@ -23,7 +23,7 @@ from router.candidates import Candidates
 from router.client_request import ClientRequest, Response
 from router.decision_log import DecisionLog, Logged
 from router.exchange import Exchange, error_response, router_shutting_down
-from router.headers import SESSION_HEADER, RequestIds, request_headers
+from router.headers import SESSION_HEADER, RequestHeaders, RequestIds
 from router.health import Health
 from router.metrics import RouterMetrics
 from router.placement import Attempt, NoReplicaError, Placement
@@ -47,6 +47,7 @@ _ELSEWHERE: dict[int, Failing] = {502: "unanswered", 503: "refused"}
 """What a dying or full replica answers: another one may do better. Client errors are the client's. A 502 is what stands
 before a replica says of it, who may have executed the request.
 """
+_OUR_KEY_REFUSED = "its operator must give both the same key and secret (WARMROUTE_UPSTREAM_KEY, WARMROUTE_SECRET)"
 _MOST_UNREACHABLE = 4
 """Replicas in turn to which a request cannot be sent. Each may take the time to connect, and repeats no work."""
 
@@ -57,7 +58,6 @@ class Limits:
     max_retries: int
     request_timeout_seconds: float
     """From a request's arrival to the last byte of its answer, whatever is tried in between."""
-    admin_key: str = ""
     expect_cached: bool = False
     """Tell replicas what they are believed to hold of a prompt, so that one that holds much less says so at once."""
 
@@ -75,6 +75,7 @@ class Proxy:
         metrics: RouterMetrics,
         limits: Limits,
         retries: Retries,
+        headers: RequestHeaders,
         decision_log: DecisionLog | None = None,
         begin_trace: BeginTrace = trace_of,
         clock: Callable[[], float] = time.monotonic,
@@ -89,7 +90,7 @@ class Proxy:
         self._retries = retries
         self._decision_log = decision_log
         self._begin_trace = begin_trace
-        self._admin_key = limits.admin_key.encode()
+        self._request_headers = headers
         self._clock = clock
         self._ids = RequestIds()
         self._least_loaded = LeastLoaded()
@@ -167,7 +168,7 @@ class Proxy:
     def _errand(
         self, request: ClientRequest, exchange: Exchange, body: bytes, asked: Request, policy: Policy | None = None
     ) -> _Errand:
-        headers = request_headers(request.headers, exchange.request_id, self._admin_key, request.tenant, exchange.trace)
+        headers = self._request_headers.lines(request.headers, exchange.request_id, request.tenant, exchange.trace)
         return _Errand(request, exchange, headers, body, asked, policy)
 
     async def _deliver(self, errand: _Errand) -> None:
@@ -231,19 +232,25 @@ class Proxy:
                 errand.body,
                 ends_within_seconds=self._seconds_left(exchange),
             )
+            refused = upstream.status == 401 and self._request_headers.are_credentials_ours(request.tenant)
             # 429 and 503 are pressure, other client errors the client's: the replica is well.
-            well = upstream.status < 500 or upstream.status == 503
+            well = (upstream.status < 500 or upstream.status == 503) and not refused
             if well:
                 self._health.answering(replica_id)
             else:
-                self._note_failure(replica_id, f"status_{upstream.status}", "it answered with an error")
+                reason = _OUR_KEY_REFUSED if refused else "it answered with an error"
+                self._note_failure(replica_id, f"status_{upstream.status}", reason)
             expected = headers is not errand.headers
             if upstream.status == 412 and expected and (held := _cached_tokens(upstream)) is not None:
                 self._placement.colder(attempt, held)
                 raise _ColderThanBelieved(held)
-            failing = _ELSEWHERE.get(upstream.status)
+            failing = "refused" if refused else _ELSEWHERE.get(upstream.status)
             if failing is not None and others and self._retries.allows(failing, request.method, exchange.path):
                 raise _TryElsewhere(_replica_failed(f"it answered {upstream.status}"))
+            if refused:
+                raise ApiError(
+                    502, "replica_refused_router", f"the replica does not answer this router: {_OUR_KEY_REFUSED}"
+                )
             first = await upstream.read()
             self._first_byte(errand, attempt, upstream)
             await relay(request, upstream, first, exchange)

@@ -19,6 +19,7 @@ __all__ = [
     "POLICY_NAMES",
     "block_size_field",
     "blocks_field",
+    "check_key",
     "check_name",
     "check_redis",
     "check_url",
@@ -147,6 +148,12 @@ def check_name(flag: str, name: str) -> None:
     """A part of Redis keys, URLs and headers."""
     if not re.fullmatch(r"[A-Za-z0-9._:@+-]{1,128}", name):
         raise SettingsError(f"{flag} must be 1 to 128 letters, digits or ._:@+- and not {name[:50]!r}")
+
+
+def check_key(source: str, key: str) -> None:
+    """What goes into a header as it is. The message does not quote it."""
+    if not (key.isascii() and (key.isprintable() or not key)) or " " in key:
+        raise SettingsError(f"{source} must be printable ASCII characters without spaces")
 
 
 def check_redis(url: str | None) -> None:

@@ -66,7 +66,10 @@ class ReplicaSettings:
     grace_seconds: float = grace_field()
     log_level: str = log_level_field()
     log_format: str = log_format_field()
-    admin_key: str = setting("", "key that GET /cache asks for before it shows text", secret=True)
+    admin_key: str = setting("", "key that GET /cache asks for before it shows text; opens all else", secret=True)
+    replica_key: str = setting(
+        "", "key that requests must bring; routers send their WARMROUTE_UPSTREAM_KEY", secret=True
+    )
     seed: int = setting(0, "of the sampling of requests that bring none", low=0, high=2**63 - 1)
     sim_base_seconds: float = setting(0.008, "simulated: per step", low=0, high=HOUR_SECONDS)
     sim_per_token_seconds: float = setting(5e-5, "simulated: per prefilled token", low=0, high=HOUR_SECONDS)

@@ -8,6 +8,7 @@ from shared.settings_fields import (
     DAY_SECONDS,
     HOUR_SECONDS,
     MIB,
+    check_key,
     check_name,
     check_redis,
     check_url,
@@ -79,8 +80,15 @@ class RouterSettings:
     public_prefixes: str | None = public_prefixes_field()
     api_keys: str | None = setting(None, "TOML file of API keys and their tenants; default: open", metavar="FILE")
     admin_key: str = setting("", "key that admin paths ask for", secret=True)
+    upstream_key: str = setting(
+        "",
+        "key that replicas ask for, or WARMROUTE_REPLICA_KEY",
+        environment=("WARMROUTE_REPLICA_KEY",),
+        secret=True,
+    )
 
     def __post_init__(self) -> None:
+        check_key("WARMROUTE_UPSTREAM_KEY", self.upstream_key)
         check_name("--cluster", self.cluster)
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise SettingsError("--tls-certificate and --tls-key are of use together only: give both or neither")

@@ -101,7 +101,8 @@ async def test_saving_again_replaces_and_deleting_deletes_the_file_alone(tmp_pat
 
 async def test_a_tenant_sees_restores_and_deletes_its_own_alone(tmp_path: Path) -> None:
     mine, theirs = {"x-warmroute-tenant": "mine"}, {"x-warmroute-tenant": "theirs"}
-    async with serving(sessions=str(tmp_path), secret="s") as (_, client):
+    async with serving(sessions=str(tmp_path), secret="s", admin_key="an operator's") as (_, client):
+        client.headers["x-api-key"] = "an operator's"
         await saved(client, tenant="mine")
         for other in (theirs, {}, {"x-warmroute-tenant": file_of(tmp_path).parent.name}):
             assert (await call(client, "GET", "/sessions", headers=other))["sessions"] == []

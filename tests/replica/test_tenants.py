@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 import redis
 
-from replica.backend import BackendError
 from shared.api import parse_chat
 from shared.blocks import namespace_root
+from shared.public_prompts import PublicPromptsError
 from tests.helpers import eventually
 from tests.replica.sim_server import CHAT, HELLO, serving
 
@@ -28,7 +28,8 @@ async def ask(client: aiohttp.ClientSession, tenant: str) -> Any:
 
 
 async def test_the_same_prompt_of_two_tenants_publishes_keys_with_nothing_in_common(redis_url: str) -> None:
-    async with serving(redis=redis_url, id="r1", secret="s3cret") as (_, client):
+    async with serving(redis=redis_url, id="r1", secret="s3cret", admin_key="an operator's") as (_, client):
+        client.headers["x-api-key"] = "an operator's"
         published: dict[str, set[bytes]] = {}
         with redis.Redis.from_url(redis_url) as server:
 
@@ -127,14 +128,14 @@ async def test_without_registration_nothing_is_shared_however_alike() -> None:
 async def test_a_file_that_cannot_be_used_is_one_clear_line_that_names_file_and_line(tmp_path: Path, text: str) -> None:
     registered = tmp_path / "public.jsonl"
     registered.write_text(f'{{"prompt": "fine"}}\n{text}\n')
-    with pytest.raises(BackendError, match=r"--public-prefixes .*public\.jsonl, line 2: ") as raised:
+    with pytest.raises(PublicPromptsError, match=r".*public\.jsonl, line 2: ") as raised:
         async with serving(public_prefixes=str(registered)):
             pass
     assert "\n" not in str(raised.value)
 
 
 async def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="No such file"):
+    with pytest.raises(PublicPromptsError, match="No such file"):
         async with serving(public_prefixes=str(tmp_path / "none")):
             pass
 
