@@ -103,7 +103,7 @@ class ReplicaApplication:
                 web.get("/metrics", self._render_metrics),
                 web.get("/version", self._show_version),
                 *CacheRoutes(self._loaded, self._admin_key).routes(),
-                *SessionRoutes(self._serving, self._saved_sessions).routes(),
+                *SessionRoutes(self._serving, self._saved_sessions, self._metrics).routes(),
             ]
         )
         return application

@@ -43,6 +43,25 @@ class ReplicaMetrics:
         self._request = _histogram(
             "warmroute_e2e_request_latency_seconds", "Arrival to last token.", _REQUEST_BUCKETS, self._registry
         )
+        self._sessions = Counter(
+            "warmroute_sessions",
+            "Sessions saved, restored and deleted, by outcome: ok, aborted, or the code of the error.",
+            ("operation", "outcome"),
+            registry=self._registry,
+        )
+        self._session_tokens = Counter(
+            "warmroute_session_tokens",
+            "Tokens of sessions that were saved or restored.",
+            ("operation",),
+            registry=self._registry,
+        )
+        self._session_seconds = Histogram(
+            "warmroute_session_seconds",
+            "How long saving or restoring took.",
+            ("operation",),
+            buckets=_REQUEST_BUCKETS,
+            registry=self._registry,
+        )
 
     def watch(self, engine_state: Callable[[], EngineState], capacity_blocks: int) -> None:
         """From now on scrapes show the engine too."""
@@ -50,6 +69,13 @@ class ReplicaMetrics:
 
     def count(self, endpoint: str, outcome: str) -> None:
         self._requests.labels(endpoint, outcome).inc()
+
+    def count_session(self, operation: str, outcome: str) -> None:
+        self._sessions.labels(operation, outcome).inc()
+
+    def observe_session(self, operation: str, seconds: float, tokens: int) -> None:
+        self._session_seconds.labels(operation).observe(seconds)
+        self._session_tokens.labels(operation).inc(tokens)
 
     def count_prompt(self, tokens: int) -> None:
         self._prompt_tokens.inc(tokens)

@@ -16,6 +16,7 @@ DELETE /sessions/<name>
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from aiohttp import web
 from replica.engine import EngineStopped
 from replica.guests import GuestLost, NotEnoughRoom
 from replica.kv_layout import ENCODINGS, UnsupportedEncoding
+from replica.metrics import ReplicaMetrics
 from replica.service import Service
 from replica.session_file import DamagedSession
 from replica.session_store import InvalidSessionName, SessionNotFound, StoredSession, StoreFull
@@ -45,9 +47,12 @@ _logger = logging.getLogger(__name__)
 class SessionRoutes:
     """`service` and `sessions` give what there is by now, or raise ApiError."""
 
-    def __init__(self, service: Callable[[], Service], sessions: Callable[[], Sessions]) -> None:
+    def __init__(
+        self, service: Callable[[], Service], sessions: Callable[[], Sessions], metrics: ReplicaMetrics
+    ) -> None:
         self._service = service
         self._sessions = sessions
+        self._metrics = metrics
 
     def routes(self) -> list[web.RouteDef]:
         # An empty name, too, is to hear what a name is.
@@ -55,9 +60,9 @@ class SessionRoutes:
         return [
             web.get("/sessions", self._answering(self._list)),
             web.get(one, self._answering(self._show)),
-            web.delete(one, self._answering(self._delete)),
-            web.post(f"{one}/save", self._answering(self._save)),
-            web.post(f"{one}/restore", self._answering(self._restore)),
+            web.delete(one, self._answering(self._delete, "delete")),
+            web.post(f"{one}/save", self._answering(self._save, "save")),
+            web.post(f"{one}/restore", self._answering(self._restore, "restore")),
         ]
 
     async def _save(self, request: web.Request) -> web.StreamResponse:
@@ -68,12 +73,17 @@ class SessionRoutes:
         model, prompt = _prompt_of(request.query.get("api", ""), await request.read())
         service.check_model(model or service.model.name)
         encoded = await service.encode(prompt)
+        began = time.monotonic()
         saved = await sessions.save(_tenant(request), request.match_info["name"], encoded.token_ids, encoding)
+        tokens = saved.header.tokens if saved.header is not None else 0
+        self._metrics.observe_session("save", time.monotonic() - began, tokens)
         return _json(self._document(saved, request) | {"prompt_tokens": encoded.token_count})
 
     async def _restore(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
+        began = time.monotonic()
         restored = await self._sessions().restore(_tenant(request), name)
+        self._metrics.observe_session("restore", time.monotonic() - began, restored.tokens)
         return _json({"name": name} | restored._asdict())
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
@@ -109,12 +119,22 @@ class SessionRoutes:
             "refused": self._sessions().mismatch(header, _tenant(request)),
         }
 
-    def _answering(self, handler: _Handler) -> _Handler:
+    def _answering(self, handler: _Handler, operation: str = "") -> _Handler:
+        """What is an `operation` is counted, with its outcome."""
+
         async def answer(request: web.Request) -> web.StreamResponse:
+            outcome = "aborted"
             try:
-                return await handler(request)
+                response = await handler(request)
+                outcome = "ok"
+                return response
             except Exception as error:
-                raise _api_error(error) from error
+                told = _api_error(error)
+                outcome = told.code if isinstance(told, ApiError) else "internal_error"
+                raise told from error
+            finally:
+                if operation:
+                    self._metrics.count_session(operation, outcome)
 
         return answer
 

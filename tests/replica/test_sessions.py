@@ -200,3 +200,24 @@ async def test_a_beginning_that_all_tenants_share_is_restored_for_all_and_the_re
         await call(client, "POST", "/sessions/one/restore", headers={"x-warmroute-tenant": "mine"})
         theirs, mine = [(await ask(client, body, tenant))[1] for tenant in ("theirs", "mine")]
         assert 0 < theirs < mine
+
+
+async def test_the_metrics_tell_of_sessions(tmp_path: Path) -> None:
+    async with serving(sessions=str(tmp_path)) as (_, client):
+        tokens = (await saved(client))["tokens"]
+        await call(client, "POST", "/sessions/one/restore")
+        await call(client, "GET", "/sessions/one")
+        await refused(client, "POST", "/sessions/two/restore", 404, "session_not_found")
+        await refused(client, "DELETE", "/sessions/two", 404, "session_not_found")
+        async with client.get("/metrics") as response:
+            text = await response.text()
+    told = {line for line in text.splitlines() if line.startswith("warmroute_session") and "_bucket" not in line}
+    assert {line for line in told if line.startswith("warmroute_sessions_total")} == {
+        'warmroute_sessions_total{operation="save",outcome="ok"} 1.0',
+        'warmroute_sessions_total{operation="restore",outcome="ok"} 1.0',
+        'warmroute_sessions_total{operation="restore",outcome="session_not_found"} 1.0',
+        'warmroute_sessions_total{operation="delete",outcome="session_not_found"} 1.0',
+    }
+    for operation in ("save", "restore"):
+        assert f'warmroute_session_tokens_total{{operation="{operation}"}} {float(tokens)}' in told
+        assert f'warmroute_session_seconds_count{{operation="{operation}"}} 1.0' in told
