@@ -29,6 +29,7 @@ _LOAD_KEYS = 1024
 _SWEEP_KEYS = 4096
 """Keys between two pauses while a replica's keys are put in, or cleared up: about a millisecond of work."""
 _MAX_INTERNED = 1 << 16
+_MAX_NAMED = 1 << 12
 
 
 class HeldTier(NamedTuple):
@@ -65,6 +66,8 @@ class BlockIndex:
         self._sweep: Iterator[None] | None = None
         # Keys by the thousand have equal holders: they share one mask object instead of some 32 bytes each.
         self._interned: dict[int, int] = {}
+        # The owners of masks met lately.
+        self._names: dict[int, tuple[str, ...]] = {}
 
     def __len__(self) -> int:
         """Distinct device keys, those not yet swept included."""
@@ -137,6 +140,7 @@ class BlockIndex:
         slot = self._slots.pop(replica_id, None)
         if slot is not None:
             del self._owners[slot], self._held[replica_id]
+            self._names.clear()
             self._alive ^= 1 << slot
             self._retired |= 1 << slot
 
@@ -150,8 +154,7 @@ class BlockIndex:
 
     def held_prefixes(self, keys: Sequence[PublishedKey]) -> dict[str, int]:
         """Device blocks of this chain that each replica holds, from the first on; those that hold none are absent."""
-        owners = self._owners
-        return {owners[slot]: blocks for slot, blocks in _depths(self._device.get, self._alive, keys).items()}
+        return self._by_owner(_depths(self._device.get, self._alive, keys))
 
     @property
     def tiered(self) -> bool:
@@ -163,9 +166,21 @@ class BlockIndex:
 
         A block moves to host memory only after its children: the two tiers *together* are prefix-closed.
         """
-        device, host, owners = self._device.get, self._host.get, self._owners
-        resident = _depths(lambda key, none: device(key, none) | host(key, none), self._alive, keys)
-        return {owners[slot]: blocks for slot, blocks in resident.items()}
+        device, host = self._device.get, self._host.get
+        return self._by_owner(_depths(lambda key, none: device(key, none) | host(key, none), self._alive, keys))
+
+    def _by_owner(self, depths: list[tuple[int, int]]) -> dict[str, int]:
+        held: dict[str, int] = {}
+        for holders, blocks in depths:
+            names = self._names.get(holders)
+            if names is None:
+                if len(self._names) >= _MAX_NAMED:
+                    self._names.clear()
+                names = self._names[holders] = tuple(
+                    self._owners[slot] for slot in range(holders.bit_length()) if holders >> slot & 1
+                )
+            held.update(dict.fromkeys(names, blocks))
+        return held
 
     def check_integrity(self) -> None:
         """Every mask names slots in use, and every replica's count and checksum are those of its keys. O(index)."""
@@ -198,6 +213,7 @@ class BlockIndex:
     def _own(self, replica_id: str, slot: int, held: HeldKeys) -> None:
         self._slots[replica_id] = slot
         self._owners[slot] = replica_id
+        self._names.clear()
         self._held[replica_id] = held
         self._alive |= 1 << slot
 
@@ -239,9 +255,11 @@ class BlockIndex:
         self._free.update(slot for slot in range(retired.bit_length()) if retired >> slot & 1)
 
 
-def _depths(holders_of: Callable[[PublishedKey, int], int], alive: int, keys: Sequence[PublishedKey]) -> dict[int, int]:
-    """{slot: blocks held from the first on}, by bisection; slots that hold none are absent."""
-    depths: dict[int, int] = {}
+def _depths(
+    holders_of: Callable[[PublishedKey, int], int], alive: int, keys: Sequence[PublishedKey]
+) -> list[tuple[int, int]]:
+    """(slots, blocks that they hold from the first on), by bisection; slots that hold none are absent."""
+    depths: list[tuple[int, int]] = []
     first = holders_of(keys[0], 0) & alive if keys else 0
     # Each span: `holders` have block `low`; `still` of them have block `high` too (none do where the prompt ends).
     spans = [(0, first, len(keys), 0)]
@@ -249,11 +267,7 @@ def _depths(holders_of: Callable[[PublishedKey, int], int], alive: int, keys: Se
         low, holders, high, still = spans.pop()
         while holders != still:
             if high - low == 1:
-                gone = holders & ~still
-                while gone:
-                    lowest = gone & -gone
-                    depths[lowest.bit_length() - 1] = high
-                    gone ^= lowest
+                depths.append((holders & ~still, high))
                 break
             middle = (low + high) >> 1
             there = holders_of(keys[middle], 0) & holders

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -43,6 +43,15 @@ class FleetReplica:
     incompatibility: str | None = None
     """Why its cache cannot be known here, in words for the operator."""
     gone: bool = False
+    # What every decision reads of every replica is kept ready: see `settle`.
+    accepting: bool = field(init=False, default=True)
+    """Takes new work."""
+    publishes: bool = field(init=False, default=False)
+    """What it holds stands in the index, under keys that this router computes alike."""
+    replica_class: str = field(init=False, default="")
+    load: ReplicaLoad | None = field(init=False, default=None)
+    cost: CostCoefficients | None = field(init=False, default=None)
+    onload_seconds_per_token: float | None = field(init=False, default=None)
 
     @property
     def state(self) -> State:
@@ -52,31 +61,13 @@ class FleetReplica:
             return "draining"
         return "accepting" if self.incompatibility is None else "incompatible"
 
-    @property
-    def accepting(self) -> bool:
-        """Takes new work."""
-        return self.state in ("accepting", "incompatible")
-
-    @property
-    def publishes(self) -> bool:
-        """What it holds stands in the index, under keys that this router computes alike."""
-        return self.record is not None and self.incompatibility is None
-
-    @property
-    def replica_class(self) -> str:
-        return self.record.replica_class if self.record is not None else ""
-
-    @property
-    def load(self) -> ReplicaLoad | None:
-        return self.record.load if self.record is not None else None
-
-    @property
-    def cost(self) -> CostCoefficients | None:
-        return self.record.cost if self.record is not None else None
-
-    @property
-    def onload_seconds_per_token(self) -> float | None:
-        return self.record.onload_seconds_per_token if self.record is not None else None
+    def settle(self) -> None:
+        """To be called when anything above has changed."""
+        self.accepting = self.state in ("accepting", "incompatible")
+        if (record := self.record) is not None:
+            self.publishes = self.incompatibility is None
+            self.replica_class, self.load, self.cost = record.replica_class, record.load, record.cost
+            self.onload_seconds_per_token = record.onload_seconds_per_token
 
 
 class Namespace(NamedTuple):
@@ -185,6 +176,7 @@ class Fleet:
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
             replica.gone = True
+            replica.settle()
             self._changed()
 
     def drain(self, replica_id: str, asked: bool = True) -> bool:
@@ -193,6 +185,7 @@ class Fleet:
         if replica is None:
             return False
         replica.drain_asked = asked
+        replica.settle()
         self._forget_views()
         if not asked:
             self._drained.pop(replica_id, None)
@@ -215,12 +208,14 @@ class Fleet:
                 self._drained[replica_id] = started_at
             if replica is not None and started_at == (replica.record.started_at if replica.record else None):
                 replica.drain_asked = True
+                replica.settle()
         self._forget_views()
 
     def set_incompatibility(self, replica_id: str, reason: str | None) -> None:
         replica = self._replicas.get(replica_id)
         if replica is not None and replica.incompatibility != reason:
             replica.incompatibility = reason
+            replica.settle()
             self._forget_views()
 
     def encoder(self, tokenizer: str) -> PromptEncoder | None:
@@ -233,6 +228,7 @@ class Fleet:
     def _know(self, replica: FleetReplica, record: ReplicaRecord, now_seconds: float) -> None:
         replica.record, replica.url, replica.model = record, record.url.rstrip("/"), record.model
         replica.last_seen_seconds = now_seconds
+        replica.settle()
 
     def _join(self, replica: FleetReplica) -> None:
         self._replicas[replica.id] = replica

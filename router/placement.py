@@ -9,21 +9,17 @@ fleet simulator runs these same lines.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from router.cost_model import CostModel, onload_seconds, service_seconds
+from router.cost_model import CostModel
 from router.guards import Guards
 from router.ledger import Dispatch, Ledger
 from router.policies.base import Candidate, Policy, Request
-from router.sent_view import SentView
+from router.pricing import APPROXIMATE, BLIND, EXACT, STALE, Index, Pricing, Replica, View
 from router.shared_work import Journal
 from router.trust import Trust
-from shared.blocks import PublishedKey
-from shared.fleet_state import CostCoefficients, ReplicaLoad
 
 __all__ = [
     "APPROXIMATE",
@@ -37,47 +33,6 @@ __all__ = [
     "Replica",
     "View",
 ]
-
-_MAX_RHO = 0.9
-
-
-class Replica(Protocol):
-    """What placement knows of a replica: nothing it would have to ask for."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def accepting(self) -> bool: ...
-    @property
-    def publishes(self) -> bool:
-        """Its cache is in the index; if not, only what this router sent it is known."""
-        ...
-
-    @property
-    def replica_class(self) -> str: ...
-    @property
-    def load(self) -> ReplicaLoad | None: ...
-    @property
-    def cost(self) -> CostCoefficients | None: ...
-    @property
-    def onload_seconds_per_token(self) -> float | None:
-        """From host memory, as measured."""
-        ...
-
-
-class Index(Protocol):
-    @property
-    def tiered(self) -> bool:
-        """Replicas hold blocks in host memory too."""
-        ...
-
-    def held_prefixes(self, keys: Sequence[PublishedKey]) -> dict[str, int]:
-        """Blocks that each replica holds from the first on; those that hold none are absent."""
-        ...
-
-    def resident_prefixes(self, keys: Sequence[PublishedKey]) -> dict[str, int]:
-        """The same of both tiers together."""
-        ...
 
 
 class NoReplicaError(Exception):
@@ -141,21 +96,6 @@ class Attempt:
         self.cached_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """The rung of the ladder the router stands on, and whether its index still says anything."""
-
-    step: str
-    usable: bool
-
-
-EXACT = View("exact", usable=True)
-STALE = View("stale", usable=True)
-BLIND = View("hash", usable=False)
-APPROXIMATE = View("approximate", usable=True)
-"""No replica publishes."""
-
-
 class Placement:
     """Prices candidates, asks the policy, keeps the books."""
 
@@ -174,17 +114,13 @@ class Placement:
 
         `journal` is told of every attempt, for the other routers.
         """
-        self._index = index
         self._policy = policy
         self._fallback = fallback
         self.ledger = ledger or Ledger()
         self.cost_model = cost_model or CostModel()
         self.trust = Trust()
-        self._guards = guards or Guards()
+        self._pricing = Pricing(index, self.ledger, self.cost_model, self.trust, guards or Guards())
         self._journal = journal
-        self._sent = SentView()
-        self._sent_unseen = SentView()
-        """To replicas that do publish, since their news stopped coming in: until they tell it themselves."""
 
     @property
     def policy(self) -> Policy:
@@ -209,7 +145,7 @@ class Placement:
         open_to_it = [replica for replica in replicas if replica.accepting and replica.id not in excluded]
         if not open_to_it:
             raise NoReplicaError
-        candidates = self._price(request, open_to_it, now, view, corrections or {})
+        candidates = self._pricing.price(request, open_to_it, now, view, corrections or {})
         policy = policy or self._policy
         if policy.reads_view and not view.usable:
             policy = self._fallback
@@ -254,10 +190,7 @@ class Placement:
             )
             uncached = max(1, request.prompt_tokens - cached)
             self.cost_model.observe(attempt.replica.replica_class, uncached, request.prompt_tokens, served_seconds)
-        if not attempt.replica.publishes:
-            self._sent.record(chosen.replica_id, request.keys, now)
-        elif attempt.decision.view != EXACT.step:
-            self._sent_unseen.record(chosen.replica_id, request.keys, now)
+        self._pricing.computed(attempt.replica, request.keys, attempt.decision.view, now)
 
     def colder(self, attempt: Attempt, cached_tokens: int) -> None:
         """The replica took nothing on, since it holds so much less than it was expected to: believe it less."""
@@ -274,73 +207,4 @@ class Placement:
         """Forget what is kept for replicas that left the fleet; requests under way there stay counted."""
         self.ledger.retain(replica_ids)
         self.trust.retain(replica_ids)
-        self._sent.retain(replica_ids)
-        self._sent_unseen.retain(replica_ids)
-
-    def _price(
-        self,
-        request: Request,
-        replicas: Sequence[Replica],
-        now: float,
-        view: View,
-        corrections: Mapping[str, int],
-    ) -> list[Candidate]:
-        ledger, keys, block_size, prompt_tokens = self.ledger, request.keys, request.block_size, request.prompt_tokens
-        index = self._index
-        held = index.held_prefixes(keys) if view.usable and keys else {}
-        resident = index.resident_prefixes(keys) if view.usable and index.tiered else {}
-        standings = [ledger.standing(replica.id, now) for replica in replicas]
-        mean_filled_tokens = sum([standing.filled_tokens for standing in standings]) / len(replicas)
-        rho = min(_MAX_RHO, sum([standing.backlog_share for standing in standings]) / len(replicas))
-        scarcity = 1.0 / (1.0 - rho)
-        # The last token of a prompt is always computed.
-        most_cached = max(0, prompt_tokens - 1)
-        guard_seconds, trust_of, coefficients = self._guards.seconds, self.trust.factor, self.cost_model.coefficients
-        exact = view.step == EXACT.step
-        if exact:
-            self._sent_unseen.clear()
-        candidates = []
-        # A fleet may be large, and this is done for every request: names are looked up once, fields given by position.
-        for replica, standing in zip(replicas, standings, strict=True):
-            replica_id = replica.id
-            publishes = replica.publishes
-            held_blocks = held.get(replica_id, 0) if publishes else self._sent.depth(replica_id, keys, now)
-            if not exact and publishes:
-                held_blocks = max(held_blocks, self._sent_unseen.depth(replica_id, keys, now))
-            most_held = min(corrections.get(replica_id, most_cached), most_cached) if corrections else most_cached
-            matched_tokens = held_tokens = min(held_blocks * block_size, most_held)
-            if standing.active:
-                matched_blocks = ledger.promised_depth(replica_id, keys, held_blocks)
-                matched_tokens = min(matched_blocks * block_size, most_held)
-            trust = trust_of(replica_id)
-            uncached_tokens = prompt_tokens - int(matched_tokens * trust)
-            cost = coefficients(replica.replica_class, replica.cost)
-            service = service_seconds(cost, uncached_tokens, prompt_tokens)
-            host_tokens = 0
-            if publishes and resident:
-                there = min(resident.get(replica_id, 0) * block_size, most_held) - matched_tokens
-                if there > 0:
-                    computed_tokens = uncached_tokens - int(there * trust)
-                    fetched = service_seconds(cost, computed_tokens, prompt_tokens)
-                    fetched += onload_seconds(cost, replica.onload_seconds_per_token, int(there * trust))
-                    if fetched < service:
-                        host_tokens, service, uncached_tokens = there, fetched, computed_tokens
-            guard = guard_seconds(cost, replica.load, standing, uncached_tokens, block_size, mean_filled_tokens)
-            wait = standing.wait_seconds
-            total = wait + service * scarcity + guard
-            candidates.append(
-                Candidate(
-                    replica_id,
-                    held_blocks,
-                    held_tokens,
-                    matched_tokens,
-                    trust,
-                    wait,
-                    service,
-                    guard,
-                    total,
-                    standing.active,
-                    host_tokens,
-                )
-            )
-        return candidates
+        self._pricing.retain(replica_ids)

@@ -54,7 +54,7 @@ POLICY_NAMES = (
     "prefix-tree",
     "session",
 )
-BENCH_NAMES = ("cache", "pool", "tiers", "prefill", "engine")
+BENCH_NAMES = ("cache", "pool", "index", "tiers", "prefill", "engine")
 ENGINES = ("torch", "sim")
 LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")

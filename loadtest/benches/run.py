@@ -26,6 +26,7 @@ class _Bench(NamedTuple):
 _BENCHES = {
     "cache": _Bench("hit rates of chat traffic by capacity, order of eviction and block size", quick=True),
     "pool": _Bench("microseconds of the block books: match, allocate, free", quick=True),
+    "index": _Bench("microseconds of a decision and of the router's index, bytes a key", quick=True),
     "tiers": _Bench("time to first token computed, from host memory and from the device, by length", quick=False),
     "prefill": _Bench("time to first token and tokens computed behind a cached prefix, by its length", quick=False),
     "engine": _Bench("the engine beside transformers' generate, with and without something to reuse", quick=False),

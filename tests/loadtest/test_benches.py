@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import warmroute
-from loadtest.benches import engine
+from loadtest.benches import engine, index
 from loadtest.benches.cache import PlainLru, ReplicaCache, play
 from loadtest.benches.chat_tokens import ChatShape, Turn, chat
 from loadtest.benches.spread import Spread
@@ -57,6 +57,18 @@ def test_the_tiers_of_a_simulated_engine_cross_where_its_cost_model_says(
         assert host - device == pytest.approx((int(tokens) - 1) * 5e-6)
     assert (tmp_path / "tiers" / "tiers.svg").read_text().startswith("<?xml")
     assert "From 33 prompt tokens on" in capsys.readouterr().out
+
+
+def test_the_index_bench_measures_decisions_lookups_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "_INDEX_KEYS", (10_000, 40_000))
+    monkeypatch.setattr(index, "_TIMES", 5)
+    assert warmroute.main(["bench", "index", "--repeats", "2", "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "index" / "results.json").read_text())
+    small, known, _ = (seconds[0] for seconds in results["decide_seconds"].values())
+    assert 0 < small < known
+    assert all(seconds[0] > 0 for seconds in results["lookup_seconds"].values())
+    assert all(30 < size < 200 for size in results["bytes_per_key"].values())
+    assert (tmp_path / "index" / "index.svg").read_text().startswith("<?xml")
 
 
 def test_an_unknown_bench_is_refused_with_the_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ def learn(truth: CostCoefficients, samples: int, *, outliers: float = 0.0, seed:
 
 
 def worst_error(model: CostModel, truth: CostCoefficients) -> float:
-    found = model.coefficients("gpu", None)
+    found = model.coefficients("gpu")
     return max(
         abs(service_seconds(found, u, prompt) / service_seconds(truth, u, prompt) - 1)
         for u, prompt in [(500, 500), (500, 8000), (4000, 4000), (8000, 8000), (2000, 6000)]
@@ -35,8 +35,7 @@ def worst_error(model: CostModel, truth: CostCoefficients) -> float:
 
 def test_without_data_a_class_costs_the_default_and_published_coefficients_come_first() -> None:
     model = CostModel()
-    assert model.coefficients("gpu", None) == DEFAULT_COST
-    assert model.coefficients("gpu", TRUE_COST) == TRUE_COST
+    assert model.coefficients("gpu") == DEFAULT_COST
 
 
 @pytest.mark.parametrize("truth", [TRUE_COST, SLOW_COST], ids=["fast", "slow"])
@@ -54,7 +53,7 @@ def test_it_follows_a_replica_class_that_changes_its_speed() -> None:
     for _ in range(600):
         prompt = rng.randrange(50, 8000)
         model.observe("gpu", prompt, prompt, 4 * service_seconds(TRUE_COST, prompt, prompt))
-    found = model.coefficients("gpu", None)
+    found = model.coefficients("gpu")
     assert service_seconds(found, 4000, 4000) == pytest.approx(4 * service_seconds(TRUE_COST, 4000, 4000), rel=0.1)
 
 
@@ -65,7 +64,7 @@ def test_no_history_makes_a_cost_negative_or_absurd(samples: list[tuple[int, int
     model = CostModel()
     for uncached, prompt, seconds in samples:
         model.observe("gpu", min(uncached, prompt), prompt, seconds)
-    found = model.coefficients("gpu", None)
+    found = model.coefficients("gpu")
     assert 0 <= found.base_seconds < 1e5
     assert 0 < found.per_token_seconds < 1e5
     assert 0 <= found.per_token_context_seconds < 1e5
@@ -75,7 +74,7 @@ def test_always_the_same_prompt_length_stays_stable() -> None:
     model = CostModel()
     for _ in range(5000):
         model.observe("gpu", 1000, 1000, 0.1)
-    found = model.coefficients("gpu", None)
+    found = model.coefficients("gpu")
     assert service_seconds(found, 1000, 1000) == pytest.approx(0.1, rel=0.05)
     assert service_seconds(found, 100, 100) < 0.2
 
@@ -84,5 +83,5 @@ def test_the_number_of_classes_is_bounded() -> None:
     model = CostModel()
     for number in range(1000):
         model.observe(f"class-{number}", 1000, 1000, 9.0)
-    assert model.coefficients("class-999", None) == DEFAULT_COST
-    assert model.coefficients("class-0", None) != DEFAULT_COST
+    assert model.coefficients("class-999") == DEFAULT_COST
+    assert model.coefficients("class-0") != DEFAULT_COST
