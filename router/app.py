@@ -209,7 +209,7 @@ class Router:
             await self._siblings.start()
             stack.push_async_callback(self._siblings.stop)
             await control.learn_drains()
-        await self._listen(Dispatcher(self._proxy, control, dashboard, self.api_keys))
+        await self._listen(Dispatcher(self._proxy, control, dashboard, self.metrics, self.api_keys))
 
     def _decision_log(self) -> DecisionLog | None:
         if self._settings.decision_log is None:

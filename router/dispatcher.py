@@ -12,6 +12,7 @@ from router.control import Control
 from router.dashboard.dashboard import Dashboard
 from router.exchange import error_response
 from router.headers import RequestIds
+from router.metrics import RouterMetrics
 from router.proxy import Proxy
 from shared.api import COUNT_TOKENS_PATH, GENERATION_PATHS, ApiError
 from shared.api_errors import internal_error, method_not_allowed, path_not_found
@@ -33,9 +34,17 @@ _WITHOUT_KEY = frozenset(
 class Dispatcher:
     """The server's one handler. Every error is an API error in the dialect of its path."""
 
-    def __init__(self, proxy: Proxy, control: Control, dashboard: Dashboard, api_keys: ApiKeys | None = None) -> None:
+    def __init__(
+        self,
+        proxy: Proxy,
+        control: Control,
+        dashboard: Dashboard,
+        metrics: RouterMetrics,
+        api_keys: ApiKeys | None = None,
+    ) -> None:
         """Without `api_keys` every path is open, but for the admin paths."""
         self._api_keys = api_keys
+        self._metrics = metrics
         self._proxy = proxy
         self._control = control
         self._ids = RequestIds()
@@ -65,6 +74,7 @@ class Dispatcher:
                 return await self._proxy.generate(request)
             return await self._handler(method, path)(request)
         except ApiError as error:
+            self._metrics.refused(path, error.code, error.status)
             return error_response(error, path, self._ids.of(request.header(b"x-request-id")))
         except ConnectionError:
             raise

@@ -12,7 +12,7 @@ from router.tracing import NO_TRACE, Trace
 from shared.api import GENERATION_PATHS, ApiError, dialect_of
 from shared.telemetry import tell
 
-__all__ = ["Exchange", "error_response", "router_shutting_down"]
+__all__ = ["Exchange", "error_response", "route_of", "router_shutting_down"]
 
 _logger = logging.getLogger(__name__)
 
@@ -77,8 +77,7 @@ class Exchange:
 
     @property
     def route(self) -> str:
-        """The path as a metric's label: only those of the API, so that clients cannot make up new ones."""
-        return self.path if self.path in GENERATION_PATHS else "other"
+        return route_of(self.path)
 
     def log(self) -> None:
         """One line, no prompts."""
@@ -111,6 +110,11 @@ class Exchange:
         if self.seconds is not None:
             line["seconds"] = self.seconds
         tell(_logger, "request", line)
+
+
+def route_of(path: str) -> str:
+    """The path as a metric's label: only those of the API, so that clients cannot make up new ones."""
+    return path if path in GENERATION_PATHS else "other"
 
 
 def _request_ids(path: str, request_id: str) -> list[tuple[str, str]]:

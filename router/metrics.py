@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.exchange import Exchange
+from router.exchange import Exchange, route_of
 from router.histogram import Histogram
 from router.recent import RecentRequests
 
@@ -67,6 +67,11 @@ class RouterMetrics:
 
     def retried(self) -> None:
         self.retries += 1
+
+    def refused(self, path: str, code: str, status: int) -> None:
+        """Before it was anybody's turn: no key, no such path, not yet ready."""
+        key = (route_of(path), code, status)
+        self.requests[key] = self.requests.get(key, 0) + 1
 
     def ended(self, exchange: Exchange) -> None:
         key = (exchange.route, exchange.outcome, exchange.status)

@@ -118,7 +118,7 @@ def _attributes(exchange: Exchange) -> dict[str, Any]:
             "warmroute.replica": decision.chosen.replica_id,
             "warmroute.policy": decision.policy,
             "warmroute.reason": decision.reason,
-            "warmroute.view": decision.view,
+            "warmroute.view": decision.ladder,
             "warmroute.predicted_tokens": decision.predicted_tokens,
         }
     return about

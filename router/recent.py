@@ -60,7 +60,7 @@ class RecentRequests:
                 decision.chosen.replica_id,
                 decision.policy,
                 decision.reason,
-                decision.view,
+                decision.ladder,
                 decision.prompt_tokens,
                 decision.predicted_tokens,
                 exchange.cached_tokens,

@@ -37,6 +37,8 @@ _SETTLED_SECONDS = 60.0
 """A worker that ran for so long did not die of its start."""
 _LAST_WORDS_SECONDS = 5.0
 _BIND_ATTEMPTS = 8
+_LONGEST_FOLDER = 100
+"""Bytes: the path of a Unix socket has at most 107."""
 
 _logger = logging.getLogger(__name__)
 
@@ -74,10 +76,15 @@ class Workers:
         self._url = ""
 
     async def run(self) -> int:
-        """Until a signal, or until one cannot start. Raises OSError when the address cannot be bound."""
+        """Until a signal, or until one cannot start.
+
+        Raises OSError when the address cannot be bound, CannotShareError where workers cannot reach each other.
+        """
         with ExitStack() as stack:
             port = _hold(self._settings.host, self._settings.port, stack)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-")))
+            if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+                raise CannotShareError(f"workers cannot meet in {folder}: set TMPDIR to a folder with a shorter name")
             loop = asyncio.get_running_loop()
             for stop in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(stop, self._stop)

@@ -127,6 +127,13 @@ async def test_every_path_of_the_api_asks_for_a_key(bench: BenchFactory, file: P
     assert b.seen == 0
 
 
+async def test_who_has_no_key_is_counted(bench: BenchFactory, file: Path) -> None:
+    b = await keyed(bench, file)
+    async with b.client.post(b.url, json=chat()) as response:
+        assert response.status == 401
+    assert b.router.metrics.requests == {("/v1/chat/completions", "missing_api_key", 401): 1}
+
+
 async def test_messages_are_refused_as_anthropic_does(bench: BenchFactory, file: Path) -> None:
     b = await keyed(bench, file)
     async with b.client.post(b.router.url + "/v1/messages", json={}, headers={"x-api-key": "wrong"}) as response:

@@ -19,7 +19,7 @@ from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.fleet import Fleet
-from router.workers import share
+from router.workers import CannotShareError, Workers, share
 from shared.settings import RouterSettings
 from tests.fleet_members import make_record
 from tests.helpers import eventually, wait_until
@@ -240,6 +240,22 @@ def test_workers_that_cannot_start_end_it_with_their_status(tmp_path: Path) -> N
         out, told = process.communicate(timeout=20)
     assert (process.returncode, out) == (2, "")
     assert "decisions-" in told
+
+
+def test_where_sockets_cannot_be_named_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+    with program("--port", "0", "--workers", "2", "--log-level", "error") as process:
+        out, log = process.communicate(timeout=20)
+    assert (process.returncode, out, log.count("\n")) == (2, "", 1)
+    assert "set TMPDIR" in log
+
+
+def test_where_a_port_cannot_be_shared_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "SO_REUSEPORT")
+    with pytest.raises(CannotShareError, match="run several routers behind a load balancer"):
+        Workers(RouterSettings(workers=2))
 
 
 def test_without_redis_it_is_said_once_that_workers_do_not_know_each_others_work() -> None:
