@@ -13,7 +13,7 @@ from loadtest.records import RequestRecord
 from loadtest.results import Distribution, Run, Simulated
 from loadtest.simulator.baselines import SIMULATED_POLICIES
 from loadtest.simulator.fleet import FleetSetup, Simulation
-from loadtest.simulator.traces import ANSWER_TOKEN, Conversation, TokenPrompt, Turn
+from loadtest.simulator.traces import ANSWER_TOKEN, Conversation, ListedPrompt, Turn
 from loadtest.workloads import Session
 from shared.settings import CompareSettings
 
@@ -67,7 +67,7 @@ def _turns(session: Session, answered: Sequence[RequestRecord], cluster: Cluster
         closed = turn.think_seconds is not None
         think = turn.think_seconds if turn.think_seconds is not None and turns else 0.0
         due = None if closed or not turns else turn.at_seconds
-        turns.append(Turn(TokenPrompt(ids), record.completion_tokens, think, due))
+        turns.append(Turn(ListedPrompt(ids), record.completion_tokens, think, due))
         spans.append(slice(len(ids), len(ids) + len(cluster.encode_answer(record.answer))))
         said.append(record.answer)
     return turns

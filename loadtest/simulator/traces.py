@@ -26,7 +26,7 @@ __all__ = [
     "Conversation",
     "Prompt",
     "Run",
-    "TokenPrompt",
+    "ListedPrompt",
     "TraceError",
     "Turn",
     "offered_load",
@@ -79,7 +79,7 @@ class Prompt(NamedTuple):
         return ids
 
 
-class TokenPrompt(NamedTuple):
+class ListedPrompt(NamedTuple):
     """The same, told token by token."""
 
     ids: array[int]
@@ -94,7 +94,7 @@ class TokenPrompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    prompt: Prompt | TokenPrompt
+    prompt: Prompt | ListedPrompt
     output_tokens: int
     think_seconds: float = 0.0
     """From the end of the answer before (or the conversation's start) until this is asked."""
