@@ -6,6 +6,7 @@ small machine can serve it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,7 +21,7 @@ __all__ = ["TracePlan"]
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
-    """One run of an open loop: a trace's first requests, conversations `scale` times as far apart as they were."""
+    """One run of a trace's first requests, with all times between them stretched by `scale`."""
 
     path: str
     seed: int
@@ -35,10 +36,9 @@ class TracePlan:
 
     @property
     def rate(self) -> float:
-        """Requests per second, on average. Raises TraceError."""
-        conversations = self._conversations()
-        span = conversations[-1].start_seconds - conversations[0].start_seconds
-        return sum(len(each.turns) for each in conversations) / max(1e-6, span * self.scale)
+        """Requests per second on average, if answers took no time. Raises TraceError."""
+        times = [at for each in self._conversations() for at in _times(each)]
+        return len(times) / max(1e-6, (max(times) - min(times)) * self.scale)
 
     def with_rate(self, rate: float) -> TracePlan:
         return replace(self, scale=self.scale * self.rate / rate)
@@ -52,7 +52,7 @@ class TracePlan:
         return replace(self, seed=seed)
 
     def schedule(self) -> list[Session]:
-        """A turn waits for the answer before it, and then for as long as it did in the trace. Raises TraceError."""
+        """A turn waits for the answer before it, and then as long as it did in the trace. Raises TraceError."""
         conversations = self._conversations()
         begin = conversations[0].start_seconds
         return [
@@ -61,7 +61,7 @@ class TracePlan:
         ]
 
     def _conversations(self) -> list[Conversation]:
-        """Those that begin first, the last one cut where `requests` are reached."""
+        """As much of them as the first `requests` requests are."""
         return _first_conversations(self.path, self.seed, self.most_prompt_tokens * self.shrink, self.requests)
 
     def _turns(self, conversation: Conversation, start_seconds: float) -> Iterator[Turn]:
@@ -71,7 +71,7 @@ class TracePlan:
                 start_seconds,
                 self._text(turn.prompt),
                 max(1, turn.output_tokens // self.shrink),
-                think_seconds=turn.think_seconds if number else None,
+                think_seconds=turn.think_seconds * self.scale if number else None,
             )
 
     def _text(self, prompt: Prompt) -> str:
@@ -87,15 +87,20 @@ class TracePlan:
 
 @lru_cache(maxsize=4)
 def _first_conversations(path: str, seed: int, most_prompt_tokens: int, requests: int) -> list[Conversation]:
-    found = []
-    for each in sorted(read_trace(Path(path), seed, most_prompt_tokens), key=lambda each: each.start_seconds):
-        found.append(replace(each, turns=each.turns[:requests]))
-        requests -= len(each.turns)
-        if requests <= 0:
-            break
-    if not found:
+    every = read_trace(Path(path), seed, most_prompt_tokens)
+    asked = sorted((at, number) for number, each in enumerate(every) for at in _times(each))[:requests]
+    if not asked:
         raise TraceError(f"{path} has no request of at most {most_prompt_tokens:,} tokens; replicas need more room")
-    return found
+    taken = Counter(number for _, number in asked)  # in the order of their first request
+    return [replace(every[number], turns=every[number].turns[:turns]) for number, turns in taken.items()]
+
+
+def _times(conversation: Conversation) -> Iterator[float]:
+    """Of its turns, if answers took no time."""
+    at = conversation.start_seconds
+    for number, turn in enumerate(conversation.turns):
+        at += turn.think_seconds if number else 0.0
+        yield at
 
 
 @lru_cache(maxsize=1 << 14)

@@ -41,7 +41,7 @@ class CompareSettings:
     )
     workload: str = setting("chat", "what is asked", choices=("shared-prefix", "chat", "few-shot", "rag"))
     trace: str | None = setting(None, "Mooncake or agentic trace to play instead of a workload", metavar="FILE")
-    scale: float = setting(1.0, "stretches the time between a trace's conversations", low=0.001, high=1000)
+    scale: float = setting(1.0, "stretches the times between a trace's requests", low=0.001, high=1000)
     shrink: int = setting(1, "tells a trace's prompts, blocks and answers so many times shorter", low=1, high=1024)
     replicas: int = setting(2, "number of replicas", low=1, high=64)
     engine: str = engine_field()

@@ -29,14 +29,14 @@ def mooncake(folder: Path) -> str:
     return str(path)
 
 
-def agentic(folder: Path) -> str:
+def agentic(folder: Path, conversations: int = 1) -> str:
     asked = [
         {"in": 130, "out": 8, "h": [[0, 2]], "think_time": 0.0},
         {"requests": [{"in": 70, "out": 4, "h": [[9, 1]]}]},
         {"in": 260, "out": 8, "h": [[0, 4]], "think_time": 2.5},
     ]
     path = folder / "agents.jsonl"
-    path.write_text(json.dumps({"block_size": 64, "requests": asked}) + "\n")
+    path.write_text((json.dumps({"block_size": 64, "requests": asked}) + "\n") * conversations)
     return str(path)
 
 
@@ -90,6 +90,8 @@ def test_an_agents_turns_wait_for_its_answers_and_repeat_what_it_has_read(tmp_pa
     assert [turn.max_tokens for turn in session.turns] == [8, 4, 8]
     prompts = [session.messages(["an answer"] * n) for n in range(3)]
     assert all(len(messages) == 1 for messages in prompts), "a turn's text is all of its prompt"
+    (slow,) = TracePlan(agentic(tmp_path), 0, 10, scale=2.0).schedule()
+    assert [turn.think_seconds for turn in slow.turns] == [None, 0.0, 5.0]
     first, helper, second = (messages[0]["content"].split() for messages in prompts)
     assert (len(first), len(helper), len(second)) == (130, 70, 260)
     assert shared_words(first, second) == 128
@@ -103,6 +105,14 @@ def test_only_so_many_requests_are_asked_and_none_that_does_not_fit(tmp_path: Pa
     assert [len(text.split()) for text in texts(fitting)] == [500, 800, 450]
     arrivals = [session.turns[0].at_seconds for session in fitting.schedule()]
     assert all(earlier < later for earlier, later in pairwise(arrivals))
+
+
+def test_the_first_requests_are_those_of_all_conversations_that_have_begun(tmp_path: Path) -> None:
+    whole = TracePlan(agentic(tmp_path, 50), 0, 150)
+    assert [len(session.turns) for session in whole.schedule()] == [3] * 50
+    cut = [len(session.turns) for session in TracePlan(agentic(tmp_path, 50), 0, 100).schedule()]
+    assert sum(cut) == 100
+    assert whole.with_rate(10.0).rate == pytest.approx(10.0)
 
 
 def test_it_survives_its_way_to_the_load_generator(tmp_path: Path) -> None:
