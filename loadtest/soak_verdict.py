@@ -45,7 +45,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Fault:
-    """From when it was done until the fleet was whole again: all replicas taken, breakers closed, the view exact."""
+    """From when it was done until the fleet was whole again: all replicas taken, no breaker open, the view exact."""
 
     name: str
     began: float

@@ -16,7 +16,6 @@ _WELL = Sample(resident_bytes=100 * _MIB, descriptors=20, threads=5, tasks=6, in
 async def test_a_short_soak_with_faults_passes() -> None:
     lines: list[str] = []
     assert await soak(15, 3, lines.append) == []
-    assert len(lines) == 3
     assert "'ok'" in lines[-1]
 
 
