@@ -42,29 +42,29 @@ def decode_object(decode: Decode, body: bytes) -> Fields:
 class Fields:
     """Typed reads of one JSON object; `where` is the path of that object inside the body, for messages."""
 
-    __slots__ = ("_values", "_where")
+    __slots__ = ("_where", "values")
 
     def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
-        self._values = values
+        self.values = values
         self._where = where
 
     def __contains__(self, name: str) -> bool:
-        return self._values.get(name) is not None
+        return self.values.get(name) is not None
 
     def path(self, name: str) -> str:
         return f"{self._where}.{name}" if self._where else name
 
     def raw(self, name: str) -> Any:
-        return self._values.get(name)
+        return self.values.get(name)
 
     def required(self, name: str) -> Any:
-        value = self._values.get(name)
+        value = self.values.get(name)
         if value is None:
             raise invalid_value(self.path(name), "is required", "missing_required_parameter")
         return value
 
     def text(self, name: str, default: str = "") -> str:
-        value = self._values.get(name)
+        value = self.values.get(name)
         if value is None:
             return default
         if not isinstance(value, str):
@@ -79,7 +79,7 @@ class Fields:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        value = self._values.get(name)
+        value = self.values.get(name)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -87,7 +87,7 @@ class Fields:
         return value
 
     def integer(self, name: str, low: int, high: int) -> int | None:
-        value = self._values.get(name)
+        value = self.values.get(name)
         if value is None:
             return None
         if not isinstance(value, int) or isinstance(value, bool):
@@ -97,7 +97,7 @@ class Fields:
         return value
 
     def number(self, name: str, low: float, high: float, default: float, *, above_low: bool = False) -> float:
-        value = self._values.get(name)
+        value = self.values.get(name)
         if value is None:
             return default
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -109,7 +109,7 @@ class Fields:
 
     def objects(self, name: str) -> list[dict[str, Any]]:
         """A list of objects; absent is empty."""
-        value = self._values.get(name)
+        value = self.values.get(name)
         if value is None:
             return []
         if not isinstance(value, list):
@@ -120,7 +120,7 @@ class Fields:
         return value
 
     def mapping(self, name: str) -> dict[str, Any]:
-        value = self._values.get(name)
+        value = self.values.get(name)
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -132,7 +132,7 @@ class Fields:
 
     def texts(self, name: str, *, most: int, longest: int) -> tuple[str, ...]:
         """One string or a list of them, each 1 to `longest` characters; absent is empty."""
-        value = self._values.get(name)
+        value = self.values.get(name)
         if value is None:
             return ()
         texts = [value] if isinstance(value, str) else value
@@ -145,7 +145,7 @@ class Fields:
         return tuple(texts)
 
     def token_ids(self, name: str, *, most: int | None = None) -> list[int]:
-        value = self._values.get(name)
+        value = self.values.get(name)
         if value is None:
             return []
         try:
@@ -159,7 +159,7 @@ class Fields:
     def refuse_unless_neutral(self, neutral_values: Mapping[str, tuple[object, ...]]) -> None:
         """Refuse each named field whose value would change the answer; absent and null never do."""
         for name, neutral in neutral_values.items():
-            value = self._values.get(name)
+            value = self.values.get(name)
             if value is not None and not any(_same(value, other) for other in neutral):
                 advice = "leave it out" if not neutral else f"leave it out or send {_shown(neutral[0])}"
                 raise unsupported(self.path(name), advice)

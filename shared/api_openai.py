@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 import msgspec
@@ -36,6 +37,8 @@ __all__ = [
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _PLAIN_MESSAGE = frozenset({"role", "content"})
+_PLAIN_ROLES = _ROLES - {"developer"}
+_PLAIN_CHAT = frozenset({"model", "messages", "stream", "max_tokens"})
 _MOST_CHOICES = 128
 _MOST_LOGPROBS = 20
 
@@ -105,7 +108,7 @@ class CompletionRoutingShape(_RoutingShape, total=False):
 
 
 def chat_routing(fields: Fields) -> RoutingFields:
-    return RoutingFields(
+    return _plain_chat_routing(fields.values) or RoutingFields(
         model=fields.required_text("model"),
         prompt=chat_prompt(fields),
         stream=fields.flag("stream"),
@@ -113,6 +116,24 @@ def chat_routing(fields: Fields) -> RoutingFields:
         session=fields.text("prompt_cache_key"),
         user=fields.text("user"),
     )
+
+
+def _plain_chat_routing(values: Mapping[str, Any]) -> RoutingFields | None:
+    """The same for most requests, in a fraction of the time; None where something is to be looked at, or wrong."""
+    if not values.keys() <= _PLAIN_CHAT:
+        return None
+    model, messages = values.get("model"), values.get("messages")
+    stream, max_tokens = values.get("stream", False), values.get("max_tokens")
+    if type(model) is not str or not model or type(messages) is not list or not messages or type(stream) is not bool:
+        return None
+    if max_tokens is not None and (type(max_tokens) is not int or not 1 <= max_tokens <= MOST_TOKENS):
+        return None
+    for message in messages:
+        if type(message) is not dict or message.keys() != _PLAIN_MESSAGE or type(message["content"]) is not str:
+            return None
+        if type(message["role"]) is not str or message["role"] not in _PLAIN_ROLES:
+            return None
+    return RoutingFields(model, ChatPrompt(messages), stream, max_tokens, "", "")
 
 
 def completion_routing(fields: Fields) -> RoutingFields:

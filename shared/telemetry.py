@@ -206,7 +206,11 @@ class _LineFormatter(logging.Formatter):
         source = self._program if record.name in ("root", "__main__") else record.name
         parts = [f"{_time_of(record)} {record.levelname.lower()} {source}:"]
         parts.append(_one_line(record.getMessage()))
-        parts += [f"{name}={_quoted(value)}" for name, value in _fields_of(record).items()]
+        is_plain = _PLAIN.fullmatch
+        parts += [
+            f"{name}={value}" if type(value) is str and is_plain(value) else f"{name}={_quoted(value)}"
+            for name, value in _fields_of(record).items()
+        ]
         if record.exc_info:
             parts.append(f"traceback={_quoted(self.formatException(record.exc_info))}")
         return " ".join(parts)

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.api import CHAT_PATH, ApiError, parse_chat, parse_completion, parse_routing, parse_tokenize
 from shared.prompts import ChatPrompt, TextPrompt, TokenPrompt
@@ -303,6 +305,42 @@ def test_any_other_completion_prompt_is_refused(prompt: object) -> None:
 def test_what_is_not_a_json_object_is_invalid_json(body: bytes) -> None:
     error = refusal(parse_chat, body)
     assert (error.code, error.param) == ("invalid_json", None)
+
+
+_ODD = st.sampled_from([None, True, 0, 1, -1, 7.0, "", "x", [], {}, [{}], 2**31, ["x"], "user", "developer"])
+_MESSAGES = st.one_of(
+    _ODD,
+    st.lists(
+        st.one_of(
+            _ODD,
+            st.fixed_dictionaries(
+                {"role": st.one_of(st.just("user"), _ODD), "content": st.one_of(st.just("hi"), _ODD)},
+                optional={"name": st.just("n"), "tool_calls": _ODD},
+            ),
+        ),
+        min_size=1,
+        max_size=2,
+    ),
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"model": st.one_of(st.just("m"), _ODD), "messages": _MESSAGES},
+        optional=dict.fromkeys(
+            ("stream", "max_tokens", "max_completion_tokens", "user", "tools", "add_generation_prompt"), _ODD
+        ),
+    )
+)
+def test_plain_chats_are_read_as_all_others_are(body: dict[str, Any]) -> None:
+    def read(values: dict[str, Any]) -> object:
+        try:
+            return parse_routing(CHAT_PATH, msgspec.json.encode(values))
+        except ApiError as error:
+            return error.status, error.code, error.message
+
+    # A field that says nothing, and is not one of a plain chat's.
+    assert read(body) == read({"continue_final_message": None, **body})
 
 
 def test_routing_skips_what_it_does_not_need_and_agrees_on_the_rest() -> None:
