@@ -60,7 +60,8 @@ def running_peer(command: str, replicas: Sequence[str], log: int | IO[str]) -> I
         deadline = time.monotonic() + _READY_SECONDS
         while not _answers(url):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise PeerError(f"{program_name(command)} does not answer on its port: {filled}")
+                said = "" if isinstance(log, int) else f"; what it said is in {log.name}"
+                raise PeerError(f"{program_name(command)} does not answer on its port: {filled}{said}")
             time.sleep(_POLL_SECONDS)
         yield url, process.pid
 
