@@ -45,8 +45,13 @@ _PROGRAMS = (
     TopSettings,
     UpSettings,
 )
-_OTHERS = ("WARMROUTE_PUBLISH", "WARMROUTE_WORKLOAD")
-"""Of the Compose file and the Locust file."""
+_OTHERS = (
+    "WARMROUTE_GRAFANA_PUBLISH",
+    "WARMROUTE_PROMETHEUS_PUBLISH",
+    "WARMROUTE_PUBLISH",
+    "WARMROUTE_WORKLOAD",
+)
+"""Of the Compose files and the Locust file."""
 
 
 def misspelt_variables(environment: Iterable[str]) -> list[str]:
