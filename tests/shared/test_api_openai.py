@@ -307,7 +307,9 @@ def test_what_is_not_a_json_object_is_invalid_json(body: bytes) -> None:
     assert (error.code, error.param) == ("invalid_json", None)
 
 
-_ODD = st.sampled_from([None, True, 0, 1, -1, 7.0, "", "x", [], {}, [{}], 2**31, ["x"], "user", "developer"])
+_ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, 0, 1, -1, 7.0, "", "x", [], {}, [{}], 2**31, ["x"], "user", "developer"]
+)
 _MESSAGES = st.one_of(
     _ODD,
     st.lists(
