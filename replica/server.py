@@ -26,6 +26,7 @@ from aiohttp import web
 
 from replica.application import ReplicaApplication
 from replica.backend import Backend, BackendError, load_backend
+from replica.broken_http import HEAD_LIMITS, ApiProtocol
 from replica.callers import Callers
 from replica.crossover import Crossover
 from replica.engine import Engine
@@ -37,7 +38,6 @@ from replica.service import Deliver, ServedModel, Service
 from replica.session_store import SessionStore
 from replica.sessions import SessionModel, Sessions
 from replica.step_meter import StepMeter
-from shared.broken_http import HEAD_LIMITS, ApiProtocol
 from shared.fleet_state import FleetState
 from shared.prompts import PromptEncoder, PromptError
 from shared.public_prefixes import PublicPrefixes

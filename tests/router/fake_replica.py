@@ -10,7 +10,7 @@ from typing import NamedTuple
 from aiohttp import web
 from multidict import CIMultiDict
 
-from shared.broken_http import HEAD_LIMITS
+from replica.broken_http import HEAD_LIMITS
 
 __all__ = ["Behaviour", "FakeReplica", "Seen", "answer", "refuse"]
 
