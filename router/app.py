@@ -235,6 +235,7 @@ class Router:
             body_timeout_seconds=settings.body_timeout_seconds,
             unread_timeout_seconds=settings.unread_timeout_seconds,
             idle_timeout_seconds=settings.idle_timeout_seconds,
+            handshake_timeout_seconds=settings.tls_handshake_timeout_seconds,
         )
         server = ClientServer(dispatcher, limits)
         tls = self.tls.context if self.tls is not None else None

@@ -23,12 +23,14 @@ from router.http1 import body_of_request, could_begin_head, parse_request_head
 from shared.api_errors import ApiError, body_too_large, dialect_of, expectation_failed
 from shared.telemetry import fields
 
-__all__ = ["ClientConnection", "ClientLimits"]
+__all__ = ["MOST_REFUSED", "ClientConnection", "ClientLimits"]
 
 _logger = logging.getLogger(__name__)
 
 _MOST_AHEAD = 262_144
 """Bytes taken of requests whose turn has not come, and of a body that nobody has asked for."""
+MOST_REFUSED = 64
+"""Connections beyond the limit that are told so at a time; more are hung up on."""
 _MOST_HEADERS = 128
 _LINGER_SECONDS = 2.0
 """After an answer to what was not read to its end, for the client to see it: a reset would overtake it."""
@@ -51,6 +53,8 @@ class ClientLimits:
     """For a client to take what was written to it."""
     idle_timeout_seconds: float
     """Between two requests."""
+    handshake_timeout_seconds: float = 10.0
+    """Of TLS, from the connection to its end."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -102,7 +106,9 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
         self.deadline = self._loop.time() + self._limits.head_timeout_seconds
-        if len(self._connections) > self._limits.max_connections:
+        if len(self._connections) > self._limits.max_connections + MOST_REFUSED:
+            self._transport.abort()
+        elif len(self._connections) > self._limits.max_connections:
             message = f"{self._limits.max_connections} connections are open, the most this router takes: retry later"
             self._refuse(ApiError(503, "too_many_connections", message, retry_after_seconds=1.0))
 

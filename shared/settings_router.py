@@ -74,6 +74,9 @@ class RouterSettings:
     workers: int = setting(1, "processes that share the port and the limits on requests", low=1, high=256)
     tls_certificate: str | None = setting(None, "PEM file of this router's certificate chain", metavar="FILE")
     tls_key: str | None = setting(None, "PEM file of the certificate's key", metavar="FILE")
+    tls_handshake_timeout_seconds: float = setting(
+        10.0, "from a client's connection to the end of its TLS handshake", low=0.01, high=HOUR_SECONDS
+    )
     tls_ca: str | None = setting(
         None, "PEM file of authorities for https:// replicas; default: the system's", metavar="FILE"
     )
