@@ -124,11 +124,9 @@ class _Comparison:
         if isinstance(plan, TracePlan):
             plan = plan.fitting(min(cluster.context_tokens, cluster.capacity_blocks * cluster.block_size))
         plans = plans_at_rates(plan, self._settings, cluster.encode_prompt)
-        runs = self._out / "runs"
+        folder, several = self._out / "runs", len(plans) > 1
         return [
-            _Stage(
-                each, runs / f"{each.rate:.3g}" if len(plans) > 1 else runs, {name: [] for name in self._contestants}
-            )
+            _Stage(each, folder / f"{each.rate:.3g}" if several else folder, {name: [] for name in self._contestants})
             for each in plans
         ]
 

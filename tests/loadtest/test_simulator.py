@@ -11,7 +11,16 @@ from loadtest.simulator.clock import VirtualClock
 from loadtest.simulator.fleet import FleetChange, FleetSetup, Simulation
 from loadtest.simulator.generators import WORKLOADS, generate
 from loadtest.simulator.profiles import PROFILES
-from loadtest.simulator.traces import ANSWER_TOKEN, Conversation, Prompt, Run, Turn, offered_load, stretched
+from loadtest.simulator.traces import (
+    ANSWER_TOKEN,
+    Conversation,
+    ListedPrompt,
+    Prompt,
+    Run,
+    Turn,
+    offered_load,
+    stretched,
+)
 from replica.simulated_runner import SimulatedCost
 
 
@@ -221,3 +230,27 @@ def test_routers_that_share_their_work_decide_as_one() -> None:
     shared = mean_ttft(simulate(asked, replicas=4, routers=8, share_seconds=0.025).records)
     assert apart > 1.5 * alone
     assert shared < 1.15 * alone
+
+
+def test_a_turn_that_is_due_before_its_answer_waits_for_it_and_the_wait_counts() -> None:
+    prompt = Prompt.of(Run(7, 1, 5000))
+    late, early = (
+        simulate(
+            [Conversation(0.0, (Turn(prompt, 1), Turn(prompt.then(Run(8, 1, 512)), 1, due_seconds=due)))], replicas=1
+        )
+        for due in (60.0, 0.1)
+    )
+    first, second = late.records
+    assert (second.scheduled_seconds, second.cached_tokens > 0) == (60.0, True)
+    assert second.ttft_ms is not None
+    assert first.ttft_ms is not None
+    waited = early.records[1]
+    assert waited.scheduled_seconds == 0.1
+    assert waited.ttft_ms == pytest.approx(second.ttft_ms + first.ttft_ms - 100.0, rel=0.01)
+
+
+def test_a_prompt_told_token_by_token_is_computed_like_one_told_by_runs() -> None:
+    told = Prompt.of(Run(7, 3, 700))
+    by_runs = simulate([one(2100), Conversation(1.0, (Turn(told, 5),))], replicas=1).records
+    listed = simulate([one(2100), Conversation(1.0, (Turn(ListedPrompt(told.token_ids()), 5),))], replicas=1).records
+    assert listed == by_runs
