@@ -19,6 +19,7 @@ __all__ = ["Prober"]
 _PERIOD_SECONDS = 2.0
 _TIMEOUT_SECONDS = 2.0
 _FAILURES_TO_DOWN = 2
+_SUCCESSES_TO_UP = 2
 _MOST_ANSWER_BYTES = 1 << 20
 
 _logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ _decode_models = msgspec.json.Decoder(_Models).decode
 
 
 class Prober:
-    """Two failed probes in a row take a replica out, one good one brings it back."""
+    """Two failed probes in a row take a replica out, two good ones bring it back; the first one decides at once."""
 
     def __init__(
         self, fleet: Fleet, health: Health, upstream: Upstream, replicas: Sequence[FleetReplica], headers: bytes
@@ -60,20 +61,20 @@ class Prober:
 
     async def _watch(self, replica: FleetReplica) -> None:
         reachable: bool | None = None  # not known yet
-        failures = 0
+        failures = successes = 0
         while True:
             try:
                 await self._probe(replica)
             except UpstreamError as error:
-                failures += 1
+                failures, successes = failures + 1, 0
                 if reachable is None or (reachable and failures >= _FAILURES_TO_DOWN):
                     reachable = False
                     self._health.set_reachable(replica.id, False)
                     self._upstream.lose(replica.url)
                     _logger.warning("replica unreachable", extra=fields(replica=replica.id, reason=str(error)))
             else:
-                failures = 0
-                if not reachable:
+                failures, successes = 0, successes + 1
+                if reachable is None or (not reachable and successes >= _SUCCESSES_TO_UP):
                     reachable = True
                     self._health.set_reachable(replica.id, True)
                     _logger.info("replica reachable", extra=fields(replica=replica.id, model=replica.model))

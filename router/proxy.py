@@ -24,7 +24,7 @@ from router.client_request import ClientRequest, Response
 from router.decision_log import DecisionLog, Logged
 from router.exchange import Exchange, error_response, router_shutting_down
 from router.headers import SESSION_HEADER, RequestHeaders, RequestIds
-from router.health import Health
+from router.health import Health, Trial
 from router.metrics import RouterMetrics
 from router.placement import Attempt, NoReplicaError, Placement
 from router.policies.base import Policy, Request
@@ -222,7 +222,7 @@ class Proxy:
         replica_id = attempt.decision.chosen.replica_id
         headers = self._headers(errand, attempt)
         upstream: UpstreamResponse | None = None
-        self._health.begin(replica_id)
+        trial = self._health.begin(replica_id, self._clock())
         try:
             upstream = await self._upstream.open(
                 request.method,
@@ -239,7 +239,7 @@ class Proxy:
                 self._health.answering(replica_id)
             else:
                 reason = _OUR_KEY_REFUSED if refused else "it answered with an error"
-                self._note_failure(replica_id, f"status_{upstream.status}", reason)
+                self._note_failure(replica_id, f"status_{upstream.status}", reason, trial)
             expected = headers is not errand.headers
             if upstream.status == 412 and expected and (held := _cached_tokens(upstream)) is not None:
                 self._placement.colder(attempt, held)
@@ -260,7 +260,7 @@ class Proxy:
         except UpstreamError as error:
             if error.failure == "cut":
                 raise router_shutting_down() from None
-            self._note_failure(replica_id, error.failure, str(error))
+            self._note_failure(replica_id, error.failure, str(error), trial)
             if error.failure == "timeout":
                 raise _replica_failed(str(error), 504) from None
             failure = _replica_failed(str(error))
@@ -273,10 +273,11 @@ class Proxy:
         except BrokenOffError as broken:
             exchange.outcome = "shutting_down"
             if broken.error.failure != "cut":
-                self._note_failure(replica_id, broken.error.failure, str(broken.error))
+                self._note_failure(replica_id, broken.error.failure, str(broken.error), trial)
                 exchange.outcome = "replica_broke_off"
         finally:
-            self._health.abandoned(replica_id)
+            if trial is not None:
+                self._health.abandoned(replica_id, trial)
             if upstream is not None:
                 upstream.close()
 
@@ -304,8 +305,8 @@ class Proxy:
             if errand.logged is not None:
                 errand.logged.first_token(now, exchange.cached_tokens)
 
-    def _note_failure(self, replica_id: str, failure: str, reason: str) -> None:
-        self._health.failed(replica_id, self._clock())
+    def _note_failure(self, replica_id: str, failure: str, reason: str, trial: Trial | None) -> None:
+        self._health.failed(replica_id, self._clock(), trial)
         self._metrics.failed(replica_id, failure)
         _logger.warning("replica failed", extra=fields(replica=replica_id, failure=failure, reason=reason))
 
