@@ -191,9 +191,9 @@ class Router:
             admin_open=self.api_keys is None,
             siblings=self._siblings,
         )
-        if statics := [self.fleet.add_static(url) for url in settings.replica]:
-            probing = asyncio.create_task(Prober(self.fleet, self.health, upstream, statics, headers.of_probes).run())
-            stack.push_async_callback(_cancelled, probing)
+        statics = [self.fleet.add_static(url) for url in settings.replica]
+        prober = Prober(self.fleet, self.health, upstream, statics, headers.of_probes, self._leases_tell)
+        stack.push_async_callback(_cancelled, asyncio.create_task(prober.run()))
         if settings.redis is not None:
             fleet_state = FleetState(settings.redis, settings.cluster, settings.secret)
             stack.push_async_callback(fleet_state.close)
@@ -210,6 +210,10 @@ class Router:
             stack.push_async_callback(self._siblings.stop)
             await control.learn_drains()
         await self._listen(Dispatcher(self._proxy, control, dashboard, self.metrics, self.api_keys))
+
+    def _leases_tell(self) -> bool:
+        """Redis says which of the replicas that came by it are alive."""
+        return self._follower is None or self._follower.connected
 
     def _decision_log(self) -> DecisionLog | None:
         if self._settings.decision_log is None:

@@ -1,10 +1,13 @@
-"""Asks servers that do not publish themselves whether they are alive and which model they serve."""
+"""Asks servers that do not publish themselves whether they are alive and which model they serve; and all others too,
+whether they are alive, while Redis does not say so.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 
 import msgspec
@@ -36,56 +39,102 @@ class _Models(msgspec.Struct):
 _decode_models = msgspec.json.Decoder(_Models).decode
 
 
+class _Verdict:
+    """What the probes of a replica have shown."""
+
+    __slots__ = ("reachable", "row")
+
+    def __init__(self) -> None:
+        self.reachable: bool | None = None
+        """None: nothing yet."""
+        self.row = 0
+        """Good probes in a row; bad ones count below zero."""
+
+    def changed_by(self, *, well: bool) -> bool:
+        """One more probe; whether it has changed the verdict."""
+        self.row = max(self.row, 0) + 1 if well else min(self.row, 0) - 1
+        enough = self.row >= _SUCCESSES_TO_UP if well else self.row <= -_FAILURES_TO_DOWN
+        if self.reachable == well or not (enough or self.reachable is None):
+            return False
+        self.reachable = well
+        return True
+
+
 class Prober:
     """Two failed probes in a row take a replica out, two good ones bring it back; the first one decides at once."""
 
     def __init__(
-        self, fleet: Fleet, health: Health, upstream: Upstream, replicas: Sequence[FleetReplica], headers: bytes
+        self,
+        fleet: Fleet,
+        health: Health,
+        upstream: Upstream,
+        statics: Sequence[FleetReplica],
+        headers: bytes,
+        leases_tell: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`headers` must not keep connections open: a probe is to prove that a new one can be made."""
+        """`statics` are probed always, all others only while `leases_tell` is false: a replica that freezes then keeps
+        its connections, and nothing else would tell.
+
+        `headers` must not keep connections open: a probe is to prove that a new one can be made.
+        """
         self._fleet = fleet
         self._health = health
         self._upstream = upstream
-        self._replicas = replicas
+        self._statics = statics
         self._headers = headers
+        self._leases_tell = leases_tell
         self._refused: set[str] = set()
         """Replicas that want a key, of which the log has told."""
-        for replica in replicas:
+        self._verdicts: defaultdict[str, _Verdict] = defaultdict(_Verdict)
+        for replica in statics:
             health.set_reachable(replica.id, False)
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for replica in self._replicas:
+            for replica in self._statics:
                 group.create_task(self._watch(replica))
+            group.create_task(self._stand_in_for_leases())
 
     async def _watch(self, replica: FleetReplica) -> None:
-        reachable: bool | None = None  # not known yet
-        failures = successes = 0
         while True:
-            try:
-                await self._probe(replica)
-            except UpstreamError as error:
-                failures, successes = failures + 1, 0
-                if reachable is None or (reachable and failures >= _FAILURES_TO_DOWN):
-                    reachable = False
-                    self._health.set_reachable(replica.id, False)
-                    self._upstream.lose(replica.url)
-                    _logger.warning("replica unreachable", extra=fields(replica=replica.id, reason=str(error)))
-            else:
-                failures, successes = 0, successes + 1
-                if reachable is None or (not reachable and successes >= _SUCCESSES_TO_UP):
-                    reachable = True
-                    self._health.set_reachable(replica.id, True)
-                    _logger.info("replica reachable", extra=fields(replica=replica.id, model=replica.model))
+            await self._judge(replica, self._probe)
             await asyncio.sleep(_PERIOD_SECONDS)
+
+    async def _stand_in_for_leases(self) -> None:
+        judged: set[str] = set()
+        while True:
+            await asyncio.sleep(_PERIOD_SECONDS)
+            if self._leases_tell():
+                for replica_id in judged:
+                    self._health.set_reachable(replica_id, True)
+                    del self._verdicts[replica_id]
+                judged.clear()
+                continue
+            leased = [replica for replica in self._fleet if replica.source == "redis"]
+            for replica in leased:
+                if replica.id not in judged:
+                    judged.add(replica.id)
+                    self._verdicts[replica.id].reachable = True
+            await asyncio.gather(*(self._judge(replica, self._prove_alive) for replica in leased))
+
+    async def _judge(self, replica: FleetReplica, probe: Callable[[FleetReplica], Awaitable[None]]) -> None:
+        verdict = self._verdicts[replica.id]
+        try:
+            await probe(replica)
+        except UpstreamError as error:
+            if verdict.changed_by(well=False):
+                self._health.set_reachable(replica.id, False)
+                self._upstream.lose(replica.url)
+                _logger.warning("replica unreachable", extra=fields(replica=replica.id, reason=str(error)))
+        else:
+            if verdict.changed_by(well=True):
+                self._health.set_reachable(replica.id, True)
+                _logger.info("replica reachable", extra=fields(replica=replica.id, model=replica.model))
 
     async def _probe(self, replica: FleetReplica) -> None:
         """Alive, and which model: the first one listed; a server that lists none is asked for any model."""
-        # A server without /health says 404, and is alive.
-        status, _ = await self._get(replica, "/health")
-        if status >= 500:
-            raise UpstreamError("broken", f"/health answered {status}")
+        await self._prove_alive(replica)
         status, body = await self._get(replica, "/v1/models")
         self._tell_of_key(replica.id, wanted=status == HTTPStatus.UNAUTHORIZED)
         try:
@@ -93,6 +142,12 @@ class Prober:
         except (msgspec.DecodeError, UnicodeDecodeError):
             models = []
         self._fleet.set_model(replica.id, models[0].id if models else None)
+
+    async def _prove_alive(self, replica: FleetReplica) -> None:
+        # A server without /health says 404, and is alive.
+        status, _ = await self._get(replica, "/health")
+        if status >= 500:
+            raise UpstreamError("broken", f"/health answered {status}")
 
     def _tell_of_key(self, replica_id: str, wanted: bool) -> None:
         """Clients may have one. Once."""

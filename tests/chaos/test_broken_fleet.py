@@ -137,6 +137,23 @@ async def test_two_replicas_and_redis_at_once_leave_one_that_answers_everyone(ch
     await chaos.hung_up()
 
 
+async def test_a_replica_that_freezes_while_redis_is_away_is_found_by_probes(chaos: Chaos) -> None:
+    async with Load(chaos.url) as load:
+        await load.answered(10)
+        chaos.redis.kill()
+        chaos.signal("r2", signal.SIGSTOP)
+        await chaos.until(lambda fleet: not all(each["reachable"] for each in fleet["replicas"]), "r2 is missed")
+        await load.answered(20)
+        chaos.signal("r2", signal.SIGCONT)
+        await load.answered(3, by="r2")
+        chaos.redis.restart()
+        await chaos.until(lambda fleet: fleet["view"] == "exact" and len(accepting(fleet)) == 3, "all as before")
+    assert all(answer.told and answer.replica == "r2" for answer in load.not_whole), load.not_whole
+    assert not load.cut
+    await chaos.settled()
+    await chaos.hung_up()
+
+
 def epoch_of(fleet: dict[str, object], name: str) -> int:
     replicas = fleet["replicas"]
     assert isinstance(replicas, list)
