@@ -14,7 +14,8 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple, final
@@ -31,7 +32,7 @@ from shared.public_prefixes import Namespace
 from shared.template_splice import Rendered
 from shared.text_runs import MIN_RUN_CHARACTERS, TextRuns
 from shared.tokenizer_bundle import BundleError, TokenizerBundle
-from shared.word_memo import word_memo_of
+from shared.word_memo import WordMemo, word_memo_of
 
 __all__ = [
     "ChatPrompt",
@@ -109,6 +110,12 @@ class EncodedPrompt(msgspec.Struct, frozen=True, dict=True):
     def token_ids(self) -> list[int]:
         return unpack_tokens(b"".join([run.packed for run in self.runs]))
 
+    def openings(self, runs: int) -> Iterator[EncodedPrompt]:
+        """Of growing length, by so many runs each; not the whole."""
+        for end in range(runs, len(self.runs), runs):
+            opening = self.runs[:end]
+            yield EncodedPrompt(opening, sum([len(run.packed) for run in opening]) // 4)
+
     def behind(self, tokens: int) -> EncodedPrompt:
         """What follows the first `tokens`."""
         runs, left = [], 4 * tokens
@@ -161,8 +168,10 @@ class PromptEncoder:
         )
         try:
             self._text_ends = _text_ends(self.tokenizer)
-            self._text_runs = _exact_text_runs(self.tokenizer, self._text_ends)
-            self._words = word_memo_of(self.tokenizer, bundle.tokenizer_json) if self._text_runs is not None else None
+            self._words = word_memo_of(self.tokenizer, bundle.tokenizer_json)
+            self._text_runs = _exact_text_runs(self.tokenizer, self._text_ends, self._words)
+            if self._text_runs is None:
+                self._words = None
         except Exception as error:  # the bindings raise plain Exception
             raise BundleError(f"the tokenizer fails on ordinary text: {error}") from error
         open_bytes, opening_bytes = min(memo_bytes // 16, _MOST_OPEN_BYTES), memo_bytes // 16
@@ -196,6 +205,7 @@ class PromptEncoder:
                 assert isinstance(text, str), "ids are not tokenized"
                 packed = self._words.ids(text) if self._words is not None and kind == "run" else None
                 piece.packed = self._tokenize(text, special_tokens=kind == "whole") if packed is None else packed
+                time.sleep(0)  # lets go of the interpreter
 
     def finish(self, prepared: PreparedPrompt) -> EncodedPrompt:
         """Remembers what was new. Raises PromptError where the prompt has no tokens at all."""
@@ -353,9 +363,10 @@ def _text_ends(tokenizer: Tokenizer) -> _TextEnds:
     return _TextEnds(Run(b"", -1), Run(b"", -2))
 
 
-def _exact_text_runs(tokenizer: Tokenizer, ends: _TextEnds) -> TextRuns | None:
+def _exact_text_runs(tokenizer: Tokenizer, ends: _TextEnds, words: WordMemo | None) -> TextRuns | None:
     """None where runs encoded one by one do not give the ids of the whole, tried on texts that are hard for it."""
-    runs = TextRuns(tokenizer, min_run_characters=1)
+    parts_words = words is not None and words.joins_no_words
+    runs = TextRuns(tokenizer, min_run_characters=1, long_run_characters=1, parts_words=parts_words)
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     chooser = random.Random(0)
     for _ in range(_PROBES):
@@ -367,4 +378,4 @@ def _exact_text_runs(tokenizer: Tokenizer, ends: _TextEnds) -> TextRuns | None:
             ids += tokenizer.encode(run, add_special_tokens=False).ids
         if ids + unpack_tokens(ends.after.packed) != tokenizer.encode(text, add_special_tokens=True).ids:
             return None
-    return TextRuns(tokenizer)
+    return TextRuns(tokenizer, parts_words=parts_words)

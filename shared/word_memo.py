@@ -21,6 +21,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from shared.blocks import pack_tokens, unpack_tokens
+from shared.text_runs import joins_no_words
 
 __all__ = ["WordMemo", "word_memo_of"]
 
@@ -50,6 +51,8 @@ class WordMemo:
         special = [token.content for token in added.values() if token.content not in plain]
         self._split = re.compile(f"({_any_of(plain)})").split
         self._find = words.findall
+        self.joins_no_words = not special and joins_no_words(words, plain)
+        """See `text_runs`."""
         self._is_beyond = re.compile("|".join([f"[^{_members(_anything)}]", *map(re.escape, special)])).search
         self._known = _KnownWords(tokenizer.model, plain, most_words)
 

@@ -8,34 +8,18 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Tokenizer
 
 from shared.blocks import unpack_tokens
 from shared.word_memo import WordMemo, word_memo_of
-from tests.shared.tokenizers_for_tests import SPECIAL_TOKENS, TOKENIZERS, byte_level
+from tests.shared.tokenizers_for_tests import REGEXES, SPECIAL_TOKENS, TOKENIZERS, byte_level, splitting_by
 
-_REGEXES = {
-    "llama 3": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+",
-    "gpt-oss": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll"
-    r"|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-}
-_WITH_WORDS = {"byte level", "byte level with special tokens around", "greedy added tokens", *_REGEXES}
-
-
-def _splitting(regex: str) -> Tokenizer:
-    tokenizer = byte_level()
-    split = pre_tokenizers.Split(Regex(regex), "isolated")
-    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, whole])
-    tokenizer.normalizer = normalizers.NFC()
-    return tokenizer
+_WITH_WORDS = {"byte level", "byte level with special tokens around", "greedy added tokens", *REGEXES}
 
 
 @cache
 def _memo(name: str) -> tuple[Tokenizer, WordMemo | None]:
-    tokenizer = _splitting(_REGEXES[name]) if name in _REGEXES else TOKENIZERS[name]()
+    tokenizer = splitting_by(REGEXES[name]) if name in REGEXES else TOKENIZERS[name]()
     return tokenizer, word_memo_of(tokenizer, tokenizer.to_str().encode())
 
 
@@ -79,14 +63,14 @@ def test_other_kinds_of_tokenizers_are_left_alone(name: str) -> None:
 
 def test_what_a_regular_expression_may_say_is_bounded() -> None:
     for regex in (r"(a)|.", r"\p{Han}+", r"(?<=a)b", r"\bword", r"[\s&&[^a]]+", "["):
-        tokenizer = _splitting(_REGEXES["llama 3"])
+        tokenizer = splitting_by(REGEXES["llama 3"])
         described = json.loads(tokenizer.to_str())
         described["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = regex
         assert word_memo_of(tokenizer, json.dumps(described).encode()) is None
 
 
 def test_a_description_that_says_otherwise_than_the_tokenizer_is_not_believed() -> None:
-    assert word_memo_of(byte_level(), _splitting(_REGEXES["llama 3"]).to_str().encode()) is None
+    assert word_memo_of(byte_level(), splitting_by(REGEXES["llama 3"]).to_str().encode()) is None
 
 
 def test_words_without_end_take_no_memory_without_end() -> None:

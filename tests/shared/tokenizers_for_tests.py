@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-__all__ = ["SPECIAL_TOKENS", "TOKENIZERS", "byte_level"]
+__all__ = ["REGEXES", "SPECIAL_TOKENS", "TOKENIZERS", "byte_level", "splitting_by"]
 
 SPECIAL_TOKENS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+REGEXES = {
+    "llama 3": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+",
+    "gpt-oss": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll"
+    r"|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
 _CORPUS = [
     "the quick brown fox jumps over the lazy dog and says hello world to you",
     "user assistant system tool you are a helpful assistant that answers in short sentences",
@@ -27,6 +34,16 @@ def byte_level(*, add_prefix_space: bool = False) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)
+    return tokenizer
+
+
+def splitting_by(regex: str) -> Tokenizer:
+    """As most models since Llama 3."""
+    tokenizer = byte_level()
+    split = pre_tokenizers.Split(Regex(regex), "isolated")
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, whole])
+    tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
 
