@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.broken_http import reset
-from tests.chaos.conftest import Chaos
+from tests.chaos.conftest import Chaos, accepting
 
 _HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 _BODY = b'{"model": "tiny", "messages": [{"role": "user", "content": "%s"}], "max_tokens": 200, "stream": %s}'
@@ -103,6 +103,15 @@ async def test_a_flood_that_disconnects_is_as_if_it_had_never_been(chaos: Chaos)
     answer = await asyncio.wait_for(chaos.ask(tokens=4), 10)
     assert answer.whole
     await chaos.settled()
+
+
+async def test_a_flood_that_disconnects_while_it_waits_for_the_router_is_as_if_it_had_never_been(chaos: Chaos) -> None:
+    chaos.url = await chaos.ready(chaos.start_router("full", "--max-in-flight", "4", "--max-queue", "500"))
+    await chaos.until(lambda fleet: len(accepting(fleet)) == 3, "three replicas known")
+    await asyncio.gather(*(leave(chaos.url, request(number % 2 == 0), 1 << 20, 0.1) for number in range(200)))
+    assert (await asyncio.wait_for(chaos.ask(tokens=4), 10)).whole
+    await chaos.settled()
+    assert await chaos.metric("warmroute_router_requests_queued") == 0
 
 
 async def test_five_hundred_streams_at_once_all_end_well(chaos: Chaos) -> None:
