@@ -39,36 +39,41 @@ class Recent(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecentRequests:
-    """The oldest give way."""
+    """The oldest give way. What is to be shown of one is looked up when somebody looks."""
 
     def __init__(self) -> None:
-        self._requests: deque[Recent] = deque(maxlen=MOST_RECENT)
+        self._ended: deque[tuple[float, Exchange]] = deque(maxlen=MOST_RECENT)
 
     def note(self, exchange: Exchange) -> None:
-        decision = exchange.decision
-        if decision is None:
-            return
-        self._requests.append(
-            Recent(
-                time.time(),
-                exchange.request_id,
-                exchange.route,
-                exchange.model[:_LONGEST_NAME],
-                exchange.status,
-                exchange.outcome,
-                exchange.attempts,
-                decision.chosen.replica_id,
-                decision.policy,
-                decision.reason,
-                decision.ladder,
-                decision.prompt_tokens,
-                decision.predicted_tokens,
-                exchange.cached_tokens,
-                exchange.first_byte_seconds,
-                exchange.seconds,
-            )
-        )
+        """It has ended, and will not be changed any more."""
+        if exchange.decision is not None:
+            if len(exchange.model) > _LONGEST_NAME:  # whatever a client called it is not to be kept
+                exchange.model = exchange.model[:_LONGEST_NAME]
+            self._ended.append((time.time(), exchange))
 
     def __iter__(self) -> Iterator[Recent]:
         """The oldest first."""
-        return iter(self._requests)
+        return (_recent(ended_at, exchange) for ended_at, exchange in self._ended)
+
+
+def _recent(ended_at: float, exchange: Exchange) -> Recent:
+    decision = exchange.decision
+    assert decision is not None
+    return Recent(
+        ended_at=ended_at,
+        id=exchange.request_id,
+        path=exchange.route,
+        model=exchange.model,
+        status=exchange.status,
+        outcome=exchange.outcome,
+        attempts=exchange.attempts,
+        replica=decision.chosen.replica_id,
+        policy=decision.policy,
+        reason=decision.reason,
+        view=decision.ladder,
+        prompt_tokens=decision.prompt_tokens,
+        predicted_tokens=decision.predicted_tokens,
+        cached_tokens=exchange.cached_tokens,
+        first_byte_seconds=exchange.first_byte_seconds,
+        seconds=exchange.seconds,
+    )

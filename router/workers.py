@@ -110,7 +110,8 @@ class Workers:
             begun = time.monotonic()
             status = await self._run_one(assignment)
             if self._stopping.is_set():
-                self._status = self._status or (1 if status else 0)
+                # Asked to stop before it could listen for that, a worker ends by the signal: that is in order too.
+                self._status = self._status or int(status not in (0, -signal.SIGTERM))
                 return
             if number not in self._ready:
                 self._status = status if status > 0 else 1
@@ -126,33 +127,42 @@ class Workers:
 
     async def _run_one(self, assignment: Assignment) -> int:
         """From start to end: its exit status, negative for the signal that ended it."""
-        # A session of its own: Ctrl-C in a terminal is for the parent to pass on.
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router.worker"),
-            env={**os.environ, SUPERVISED: "1"},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._running[assignment.number] = process
         try:
-            process.stdin.write(msgspec.json.encode(assignment) + b"\n")
-            word, _, url = (await process.stdout.readline()).decode().partition(" ")
-            if word == "ready":
-                self._note_ready(assignment.number, url.strip())
+            # A session of its own: Ctrl-C in a terminal is for the parent to pass on.
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "router.worker"),
+                env={**os.environ, SUPERVISED: "1"},
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:  # no memory, too many processes
+            _logger.error("a worker cannot be started", extra=fields(reason=error.strerror))
+            return 1
+        self._running[assignment.number] = process
+        greeting = asyncio.ensure_future(self._greet(process, assignment))
+        try:
+            if self._stopping.is_set():
+                process.terminate()
             return await self._end_of(process)
         finally:
+            greeting.cancel()
             del self._running[assignment.number]
 
-    def _note_ready(self, number: int, url: str) -> None:
-        self._url = url
-        self._ready.add(number)
-        if len(self._ready) == self._count:
-            self._all_ready.set()
+    async def _greet(self, process: asyncio.subprocess.Process, assignment: Assignment) -> None:
+        """Tell it what to be, and hear when it is."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(assignment) + b"\n")
+        word, _, url = (await process.stdout.readline()).decode().partition(" ")
+        if word == "ready":
+            self._url = url.strip()
+            self._ready.add(assignment.number)
+            if len(self._ready) == self._count:
+                self._all_ready.set()
 
     async def _end_of(self, process: asyncio.subprocess.Process) -> int:
+        """Its status. Where it was asked to stop and does not, it is killed."""
         ended = asyncio.ensure_future(process.wait())
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -15,7 +15,7 @@ function element(name, attributes = {}, ...children) {
 
 // Numbers as people read them; a dash where nothing is known.
 const whole = (n) => n == null ? "–" : Math.round(n).toLocaleString("en");
-const rate = (n) => n == null ? "–" : n === 0 ? "0" : n < 10 ? n.toFixed(1) : whole(n);
+const rate = (n) => n == null ? "–" : n < 10 && !Number.isInteger(n) ? n.toFixed(1) : whole(n);
 const share = (n) => n == null ? "–" : `${+(100 * n).toFixed(1)}%`;
 function seconds(s) {
   if (!s) return s === 0 ? "0" : "–";
@@ -122,7 +122,7 @@ function drawChart(chart, slots, bounds) {
   chart.svg.replaceChildren(...shapes);
   chart.svg.setAttribute("aria-label", `${chart.title}, ${chart.series.map((s, i) => `${s.name} ${chart.format(values[i][at])}`).join(", ")}`);
   chart.legend.replaceChildren(...chart.series.map((series, index) => element("span", {}, element("i", {class: series.kind}),
-    series.name, element("b", {}, chart.format(values[index][at])))), element("span", {class: "when"}, state.hover == null ? "" : ago(at)));
+    series.name, element("b", {}, chart.format(values[index][at])))), element("span", {class: "when"}, state.hover == null ? "" : `${(last - at) * TICK} s before now`));
 }
 
 function buildCharts() {
