@@ -131,7 +131,10 @@ async def test_two_replicas_and_redis_at_once_leave_one_that_answers_everyone(ch
         await chaos.until(lambda fleet: fleet["view"] == "exact" and len(accepting(fleet)) == 3, "all as before")
         await load.answered(3, by="r1")
         await load.answered(3, by="r2")
-    assert all(answer.told and answer.replica in ("r1", "r2") for answer in load.not_whole), load.not_whole
+    # Whoever moved on from one to the other just before that went too has been retried as often as requests are.
+    ended = [answer.told or (answer.refused and answer.status == 502) for answer in load.not_whole]
+    assert all(ended), load.not_whole
+    assert {answer.replica for answer in load.not_whole} <= {"r1", "r2"}
     assert not load.cut
     await chaos.settled()
     await chaos.hung_up()
