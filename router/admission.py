@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from router.exchange import router_shutting_down
 from router.fair_queue import FairQueue
@@ -94,6 +95,16 @@ class Admission:
         self.in_flight -= 1
         if self.closed and not self.in_flight:
             self._idle.set()
+
+    @asynccontextmanager
+    async def permit(self, tenant: str = "") -> AsyncIterator[None]:
+        """Within it, a request is in flight. Raises ApiError as `wait` does."""
+        if not self.try_enter():
+            await self.wait(tenant)
+        try:
+            yield
+        finally:
+            self.leave()
 
     def close(self) -> None:
         """Nothing new begins, and whoever waits is told so."""

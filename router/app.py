@@ -209,7 +209,7 @@ class Router:
             await self._siblings.start()
             stack.push_async_callback(self._siblings.stop)
             await control.learn_drains()
-        await self._listen(Dispatcher(self._proxy, control, dashboard, self.metrics, self.api_keys))
+        await self._listen(Dispatcher(self._proxy, control, dashboard, self.metrics, self.admission, self.api_keys))
 
     def _leases_tell(self) -> bool:
         """Redis says which of the replicas that came by it are alive."""

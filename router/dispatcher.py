@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterable
 
+from router.admission import Admission
 from router.api_keys import ApiKeys
 from router.client_request import ClientRequest, Handler, Response
 from router.control import Control
@@ -40,10 +41,12 @@ class Dispatcher:
         control: Control,
         dashboard: Dashboard,
         metrics: RouterMetrics,
+        admission: Admission,
         api_keys: ApiKeys | None = None,
     ) -> None:
         """Without `api_keys` every path is open, but for the admin paths."""
         self._api_keys = api_keys
+        self._admission = admission
         self._metrics = metrics
         self._proxy = proxy
         self._control = control
@@ -58,7 +61,7 @@ class Dispatcher:
             "/replicas": {"GET": control.replicas},
             "/dashboard": {"GET": dashboard.page},
             "/dashboard/data": {"GET": dashboard.data},
-            "/route": {"POST": control.route},
+            "/route": {"POST": self._route},
             "/tokenize": {"POST": self._tokenize},
             COUNT_TOKENS_PATH: {"POST": self._count_tokens},
         }
@@ -101,10 +104,20 @@ class Dispatcher:
         raise path_not_found(path)
 
     async def _tokenize(self, request: ClientRequest) -> Response | None:
-        return await self._control.tokenize(request) or await self._proxy.pass_through(request)
+        response = await self._admitted(self._control.tokenize, request)
+        return response or await self._proxy.pass_through(request)
 
     async def _count_tokens(self, request: ClientRequest) -> Response | None:
-        return await self._control.count_tokens(request) or await self._proxy.pass_through(request)
+        response = await self._admitted(self._control.count_tokens, request)
+        return response or await self._proxy.pass_through(request)
+
+    async def _route(self, request: ClientRequest) -> Response | None:
+        return await self._admitted(self._control.route, request)
+
+    async def _admitted(self, handler: Handler, request: ClientRequest) -> Response | None:
+        """Prompts cost memory and time whoever answers. Passing one on then takes a permit of its own."""
+        async with self._admission.permit(request.tenant):
+            return await handler(request)
 
 
 def _other_than(method: str, allowed: Iterable[str]) -> Handler:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
+from random import Random
 from typing import Any
 
 import pytest
@@ -245,14 +246,52 @@ async def test_a_client_that_leaves_the_line_is_never_sent_on(bench: BenchFactor
 
 
 async def test_a_large_body_may_wait_longer_than_bodies_may_take(bench: BenchFactory) -> None:
-    b, gate, running = await full(bench, body_timeout_seconds=0.3, max_queue_seconds=30.0)
+    b, gate, running = await full(bench, body_timeout_seconds=0.3, head_timeout_seconds=0.6)
     waited = asyncio.create_task(b.client.post(b.url, json=chat(False, text="x" * 900_000)))
     await eventually(lambda: b.router.admission.queued == 1, what="in line")
-    status, _, _ = await answer_to(b.router.url, b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
-    assert status == 408, "that one came later and has run out of time"
+    status, _, _ = await answer_to(b.router.url, b"GET /hea")
+    assert status == 408, "that one came later, and had twice the time that bodies have"
     gate.open.set()
     assert (await running).status == (await waited).status == 200
     await b.settled()
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/route", "/v1/messages/count_tokens"])
+async def test_prompts_that_the_router_reads_itself_wait_too_and_need_one_place_at_a_time(
+    bench: BenchFactory, path: str
+) -> None:
+    b, gate, running = await full(bench)
+    waited = asyncio.create_task(b.client.post(b.router.url + path, json=chat(False)))
+    await eventually(lambda: b.router.admission.queued == 1, what="in line")
+    gate.open.set()
+    assert (await running).status == (await waited).status == 200
+    await b.settled()
+
+
+async def test_clients_that_come_and_go_at_any_time_leave_nothing_behind(bench: BenchFactory) -> None:
+    b = await bench(2, max_in_flight=4, max_queue=12, max_queue_seconds=0.05)
+    random, statuses = Random(7), Counter[object]()
+
+    async def slow(request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+        await asyncio.sleep(random.random() / 10)
+        return await answer(request, body)
+
+    async def visit() -> None:
+        try:
+            async with asyncio.timeout(random.random() / 2), b.client.post(b.url, json=chat()) as response:
+                await response.read()
+                statuses[response.status] += 1
+        except TimeoutError:
+            statuses["left"] += 1
+        b.router.admission.check_integrity()
+
+    for replica in b.replicas:
+        replica.behave = slow
+    for _ in range(10):
+        await asyncio.gather(*(visit() for _ in range(30)))
+    await b.settled()
+    assert b.router.admission.queued == 0
+    assert statuses.keys() == {200, 429, 503, "left"}, statuses
 
 
 async def test_a_stopping_router_sends_those_away_that_wait(bench: BenchFactory) -> None:
