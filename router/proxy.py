@@ -261,7 +261,7 @@ class Proxy:
             if error.failure == "cut":
                 raise router_shutting_down() from None
             self._note_failure(replica_id, error.failure, str(error), trial)
-            if error.failure == "timeout":
+            if error.failure in ("timeout", "overdue"):
                 raise _replica_failed(str(error), 504) from None
             failure = _replica_failed(str(error))
             if not error.sent and len(errand.failed) < _MOST_UNREACHABLE:
@@ -273,8 +273,11 @@ class Proxy:
         except BrokenOffError as broken:
             exchange.outcome = "shutting_down"
             if broken.error.failure != "cut":
-                self._note_failure(replica_id, broken.error.failure, str(broken.error), trial)
                 exchange.outcome = "replica_broke_off"
+                if (
+                    broken.error.failure != "overdue"
+                ):  # it is answering: that its client asked too much is not its fault
+                    self._note_failure(replica_id, broken.error.failure, str(broken.error), trial)
         finally:
             if trial is not None:
                 self._health.abandoned(replica_id, trial)

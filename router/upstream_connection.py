@@ -22,7 +22,8 @@ _MOST_BUFFERED = 262_144
 
 _MOST_JOINED = 65_536
 
-Failure = Literal["unreachable", "broken", "timeout", "lost", "cut"]
+Failure = Literal["unreachable", "broken", "timeout", "overdue", "lost", "cut"]
+"""`timeout`: nothing came for too long; `overdue`: the request's own time is over, though something may be coming."""
 
 Sink = Callable[[bytes], bool]
 """Takes what has come; False: no more for now."""
@@ -337,7 +338,7 @@ class UpstreamResponse:
     def expire(self, now: float) -> None:
         """Called by the sweep when it is late."""
         if now >= self._last_deadline:
-            self._fail("timeout", "its answer took longer than requests may")
+            self._fail("overdue", "its answer took longer than requests may")
         elif self._paused:  # nothing can come, and it is not the replica's fault
             self._deadline = now + self._timeout_seconds
         elif self._body is None:
