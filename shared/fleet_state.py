@@ -92,6 +92,9 @@ return {redis.call('GET', KEYS[1]), table.concat(redis.call('SMEMBERS', KEYS[2])
         table.concat(redis.call('SMEMBERS', KEYS[3])), last}
 """
 
+_TYPES = {"replica": b"string", "blocks": b"set", "host": b"set", "log": b"stream"}
+"""Of what one replica writes, in the script's order."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -212,11 +215,17 @@ class FleetState:
     async def snapshot(self, replica_id: str) -> Snapshot | None:
         """All that the replica publishes, at one instant. None while record or log are missing or unusable.
 
-        Raises FleetStateMistyped where one of its keys holds something of another type.
+        Raises FleetStateMistyped, which names it, where one of its keys holds something of another type.
         """
-        keys = [self._key(kind, replica_id) for kind in ("replica", "blocks", "host", "log")]
-        with unavailable():
-            value, device, host, newest = await answered(self._redis.eval(_SNAPSHOT, len(keys), *keys))
+        keys = [self._key(kind, replica_id) for kind in _TYPES]
+        try:
+            with unavailable():
+                value, device, host, newest = await answered(self._redis.eval(_SNAPSHOT, len(keys), *keys))
+        except FleetStateMistyped as error:
+            wrong = [key for kind in _TYPES for key in await self._mistyped_of(kind, [replica_id])]
+            raise FleetStateMistyped(
+                f"somebody else wrote to {', '.join(wrong) or 'one of its keys'}; DEL it"
+            ) from error
         record = self._accept(replica_id, value) if value is not None else None
         if record is None or not newest:
             return None
@@ -241,7 +250,7 @@ class FleetState:
             with unavailable():
                 answer = await self._xread(streams, LOG_READ_ENTRIES, block_ms)
         except FleetStateMistyped:
-            return [LogEntry(replica_id, after[replica_id], None) for replica_id in await self._without_log(after)]
+            return [LogEntry(wrong, after[wrong], None) for wrong in (await self._mistyped_of("log", after)).values()]
         skip = len(self._key("log", ""))
         entries = []
         for key, items in answer:
@@ -255,14 +264,15 @@ class FleetState:
                 entries.append(LogEntry(replica_id, position, delta))
         return entries
 
-    async def _without_log(self, ids: Iterable[str]) -> list[str]:
-        """Those under whose name something else stands than a log."""
-        wanted = list(ids)
+    async def _mistyped_of(self, kind: str, ids: Iterable[str]) -> dict[str, str]:
+        """Keys of that kind that are not of its type, with their replicas' ids."""
+        keys = {self._key(kind, replica_id): replica_id for replica_id in ids}
         async with self._transaction() as pipe:
-            for replica_id in wanted:
-                pipe.type(self._key("log", replica_id))
+            for key in keys:
+                pipe.type(key)
             types = await execute(pipe)
-        return [replica_id for replica_id, kind in zip(wanted, types, strict=True) if kind not in (b"stream", b"none")]
+        fine = (_TYPES[kind], b"none")
+        return {key: keys[key] for key, found in zip(keys, types, strict=True) if found not in fine}
 
     # Tokenizers
 

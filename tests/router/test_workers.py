@@ -59,6 +59,10 @@ class Cluster:
         async with self.client.get(self.url + path) as response:
             return await response.json()
 
+    async def status(self, path: str) -> int:
+        async with self.client.get(self.url + path) as response:
+            return response.status
+
     async def drain(self, verb: str = "drain") -> None:
         async with self.client.post(f"{self.url}/replicas/{self.replica.id}/{verb}") as response:
             assert response.status == 200
@@ -171,6 +175,19 @@ async def test_sigterm_drains_all_and_the_last_stream_is_not_cut() -> None:
         held.release.set()
         assert await asyncio.gather(*held.answers) == [b"data: 1\n\ndata: 2\n\n"] * 12
         assert await asyncio.to_thread(c.process.wait, 10) == 0
+
+
+async def test_told_twice_it_waits_for_nobody() -> None:
+    async with cluster() as c:
+        held = Held(c, 8)
+        await eventually(lambda: c.replica.active == 8, what="all streams open")
+        c.process.send_signal(signal.SIGTERM)
+        await repeatedly(lambda: c.status("/ready"), 503)
+        c.process.send_signal(signal.SIGINT)
+        for end in await asyncio.gather(*held.answers):
+            assert b"shutting_down" in end
+        assert await asyncio.to_thread(c.process.wait, 10) == 0
+        held.release.set()
 
 
 async def test_a_replica_that_is_drained_is_so_for_all_and_for_a_worker_that_comes_later() -> None:
