@@ -174,8 +174,9 @@ class Workers:
 
     def _stop(self) -> None:
         """All of them; told a second time, they hurry."""
+        # A signal that has not been taken yet would swallow a second one of its kind.
+        self._tell(signal.SIGINT if self._stopping.is_set() else signal.SIGTERM)
         self._stopping.set()
-        self._tell(signal.SIGTERM)
 
     def _tell(self, number: signal.Signals) -> None:
         for process in self._running.values():
