@@ -162,7 +162,7 @@ async def test_other_server_errors_open_it(bench: BenchFactory, status: int) -> 
     b = await bench(2)
     ill, well = sorted(replica.id for replica in b.replicas)
     b.replica_for(ill).behave = refuse(status)
-    for _ in range(20):
+    for _ in range(8):
         async with b.client.post(b.url, json=chat()) as response:
             await response.read()
     assert len(b.replica_for(ill).seen) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import get_args
 
 import aiohttp
@@ -93,9 +94,13 @@ async def ask(b: Bench, path: str = CHAT, method: str = "POST") -> tuple[int, by
 
 
 async def spend_all(b: Bench) -> None:
-    while b.router.retries.allows("refused", "POST", CHAT):
+    """And let no time pass for the budget from now on."""
+    retries = b.router.retries
+    now = time.monotonic()
+    retries._clock = lambda: now
+    while retries.allows("refused", "POST", CHAT):
         pass
-    assert b.router.retries.denied == 1
+    assert retries.denied == 1
 
 
 async def test_without_budget_the_failure_is_the_answer_and_metrics_say_so(bench: BenchFactory) -> None:
@@ -117,7 +122,7 @@ async def test_a_sick_fleet_is_not_asked_twice_for_everything(bench: BenchFactor
     await spend_all(b)
     for _ in range(40):
         assert (await ask(b))[0] == 503
-    assert 40 < b.seen <= 40 + 8 + 20, "a fifth of the requests, and two a second"
+    assert b.seen == 40 + 8, "a fifth of the requests"
 
 
 @pytest.mark.parametrize(("unanswered", "asked"), [("generation", 1), ("all", 2)])
@@ -158,7 +163,7 @@ async def test_a_client_error_or_a_full_replica_is_never_retried(bench: BenchFac
 
 async def test_the_deadline_spans_all_attempts(bench: BenchFactory) -> None:
     async def slow_death(request: web.BaseRequest, body: bytes) -> web.StreamResponse:
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.5)
         return await hang_up(request, body)
 
     async def endless(request: web.BaseRequest, body: bytes) -> web.StreamResponse:
@@ -167,7 +172,7 @@ async def test_the_deadline_spans_all_attempts(bench: BenchFactory) -> None:
         await asyncio.Event().wait()
         return response
 
-    b = await bench(2, request_timeout_seconds=0.8)
+    b = await bench(2, request_timeout_seconds=2.0)
     first, second = first_in_turn(b)
     b.replica_for(first).behave, b.replica_for(second).behave = slow_death, endless
     loop = asyncio.get_running_loop()
@@ -175,7 +180,7 @@ async def test_the_deadline_spans_all_attempts(bench: BenchFactory) -> None:
     async with b.client.post(b.url, json=chat()) as response:
         assert response.headers["x-warmroute-replica"] == second
         assert b"longer than requests may" in await response.read()
-    assert 0.7 < loop.time() - begun < 1.15, "not 0.8 s for each attempt"
+    assert 1.9 < loop.time() - begun < 3.4, "not 2 s for each attempt"
     await b.settled()
 
 
