@@ -206,6 +206,9 @@ class Publisher:
                 self._enter(
                     "away", logging.WARNING, f"Redis is away ({error}): serving on, and publishing when it is back"
                 )
+            except Exception as error:  # a fault of ours: better told than a replica that leaves in silence
+                self._lose()
+                _logger.exception("publishing failed (%s): publishing all again", type(error).__name__)
             if not self._stopping:
                 await self._pause()
 

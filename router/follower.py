@@ -59,7 +59,7 @@ _GOLDEN_KEYS = 64
 
 _logger = logging.getLogger(__name__)
 
-RereadReason = Literal["joined", "epoch", "gap", "checksum", "malformed"]
+RereadReason = Literal["joined", "epoch", "gap", "checksum", "malformed", "fault"]
 
 
 class FleetView(NamedTuple):
@@ -148,6 +148,11 @@ class Follower:
                 self._discover_soon()
                 await asyncio.sleep(retry_seconds)
                 retry_seconds = min(2 * retry_seconds, _LAST_RETRY_SECONDS)
+            except Exception:  # a fault of ours: better told each second than a view that grows old in silence
+                _logger.exception("following the fleet failed: reading all again")
+                for replica_id in list(self._positions):
+                    self._doubt(replica_id, "fault")
+                await asyncio.sleep(_LAST_RETRY_SECONDS)
             else:
                 retry_seconds = _FIRST_RETRY_SECONDS
             for _ in range(_SWEEP_STEPS):

@@ -62,10 +62,17 @@ class WorkExchange:
                     pause_seconds = _BESIDE_OTHERS_SECONDS
             except FleetStateUnavailable as error:
                 _logger.debug("other routers' work is unknown while Redis is away: %s", error)
-                self._position = None
-                self._journal.begin_afresh()
+                self._begin_afresh()
+            except Exception:  # a fault of ours: better told than work that others count for ever
+                _logger.exception("telling other routers of the work failed: telling all of it again")
+                self._begin_afresh()
+                pause_seconds = _ALONE_SECONDS
             self._others.expire(self._clock())
             await asyncio.sleep(pause_seconds)
+
+    def _begin_afresh(self) -> None:
+        self._position = None
+        self._journal.begin_afresh()
 
     async def _step(self) -> None:
         due = self._clock() - self._told_at >= RENEW_SECONDS

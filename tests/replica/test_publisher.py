@@ -334,3 +334,21 @@ async def test_after_any_history_redis_holds_exactly_what_the_engine_holds(redis
         assert int(newest[b"count"]) == len(held)
         assert int(newest[b"checksum"]) == checksum(PublishedKey(key) for key in held)
         assert publisher.position > LogPosition(0, 0)
+
+
+async def test_a_fault_of_ours_is_told_and_does_not_end_the_publishing(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with publishing(redis_url) as publisher:
+        await eventually(lambda: publisher.current)
+
+        async def broken(*_: object) -> None:
+            monkeypatch.undo()
+            raise RuntimeError("nobody has thought of this")
+
+        monkeypatch.setattr(publisher._fleet_state, "publish", broken)
+        publisher.offer(CacheEvents(blocks(1, 2), []))
+        await eventually(lambda: "nobody has thought of this" in caplog.text)
+        await eventually(lambda: publisher.current and publisher.republished == 2)
+        with redis.Redis.from_url(redis_url) as client:
+            assert stored_in(client) == {1, 2}

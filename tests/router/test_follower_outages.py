@@ -105,3 +105,21 @@ async def test_very_old_views_are_not_used() -> None:
         steps.append(follower.view.step)
     assert steps == ["exact", "stale", "stale", "hash"]
     await state.close()
+
+
+async def test_a_fault_of_ours_is_told_and_does_not_end_the_following(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with following(redis_url) as router, Member(redis_url) as member:
+        member.compute(range(40))
+        await eventually(lambda: router.knows(member))
+
+        async def broken(*_: object) -> list[object]:
+            monkeypatch.undo()
+            raise RuntimeError("nobody has thought of this")
+
+        monkeypatch.setattr(router.follower._fleet_state, "read_log", broken)
+        await eventually(lambda: "nobody has thought of this" in caplog.text)
+        member.compute(range(80))
+        await eventually(lambda: router.knows(member) and router.follower.view.step == "exact")
+    assert router.follower.reread["fault"] == 1

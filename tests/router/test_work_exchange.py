@@ -104,3 +104,19 @@ async def test_routers_of_another_secret_are_not_believed(server: RestartableRed
         await eventually(lambda: there.ledger.active("r0") == 1)
         assert len(there.others) == 1, "the stranger was heard before, and passed over"
         assert stranger.ledger.active("r0") == 1
+
+
+async def test_a_fault_of_ours_is_told_and_does_not_end_the_exchange(
+    server: RestartableRedis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with exchanging(server.url, "a") as a, exchanging(server.url, "b") as b:
+        await eventually(lambda: bool(a.others) and bool(b.others), what="they know each other")
+
+        def broken(*_: object) -> None:
+            monkeypatch.undo()
+            raise RuntimeError("nobody has thought of this")
+
+        monkeypatch.setattr(a.journal, "take", broken)
+        a.send()
+        await eventually(lambda: "nobody has thought of this" in caplog.text)
+        await eventually(lambda: b.ledger.total_active == 1, what="told again")
