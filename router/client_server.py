@@ -106,10 +106,10 @@ class ClientServer:
             _logger.info("a TLS handshake failed", extra=fields(peer=peer, reason=reason))
 
     def _look_at_deadlines(self) -> None:
+        self._sweep = self._loop.call_later(_SWEEP_SECONDS, self._look_at_deadlines)  # first: no fault below may end it
         now = self._loop.time()
         for connection in [connection for connection in self._connections if connection.deadline <= now]:
             connection.expire()
-        self._sweep = self._loop.call_later(_SWEEP_SECONDS, self._look_at_deadlines)
 
 
 def _listening(host: str, port: int, shared: bool) -> socket.socket:

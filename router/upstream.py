@@ -187,11 +187,11 @@ class Upstream:
         return self._tls
 
     def _look_at_deadlines(self) -> None:
+        self._sweep = self._loop.call_later(_SWEEP_SECONDS, self._look_at_deadlines)  # first: no fault below may end it
         now = self._loop.time()
         for pool in (*self._pools.values(), *self._leaving):
             pool.expire(now, now - _IDLE_SECONDS)
         self._leaving = [pool for pool in self._leaving if pool.open]
-        self._sweep = self._loop.call_later(_SWEEP_SECONDS, self._look_at_deadlines)
 
 
 @lru_cache(_MOST_ORIGINS)
