@@ -11,7 +11,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -115,7 +115,7 @@ class _Comparison:
                     turn = repeat % len(names)
                     for stage, name in product(stages, names[turn:] + names[:turn]):
                         stage.runs[name].append(self._run_soundly(cluster, stage, name, repeat, progress, task))
-                setup = self._setup(cluster)
+                setup = self._setup(cluster, [stage.plan.rate for stage in stages])
                 rates = [self._summarized(stage, cluster) for stage in stages]
         return Results.of(rates, setup), stages[-1].runs
 
@@ -199,7 +199,7 @@ class _Comparison:
             objective=self._objective,
         )
 
-    def _setup(self, cluster: Cluster) -> dict[str, Any]:
+    def _setup(self, cluster: Cluster, rates: Sequence[float]) -> dict[str, Any]:
         settings, plan = self._settings, self._plan
         return {
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_processor()}",
@@ -211,7 +211,8 @@ class _Comparison:
             "blocks_per_replica": f"{cluster.capacity_blocks} of {cluster.block_size} tokens",
             "peers": {name: peer.command for name, peer in self._contestants.items() if peer is not None},
             **_asked(plan),
-            "rates": ", ".join(settings.rates) or f"{plan.rate:.3g} requests/s",
+            "rates": ", ".join(f"{rate:.3g} requests/s" for rate in rates),
+            **({"rates_as_told": settings.rates} if settings.rates else {}),
             "objective": str(self._objective),
             "requests_per_run": settings.requests,
             "repeats": settings.repeats,
