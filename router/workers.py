@@ -19,6 +19,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +70,9 @@ class Workers:
         self._settings = settings
         self._count = settings.workers
         self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._serving: set[asyncio.subprocess.Process] = set()
         self._ready: set[int] = set()
+        """Numbers of workers that have been ready once."""
         self._all_ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._status = 0
@@ -88,7 +91,7 @@ class Workers:
             loop = asyncio.get_running_loop()
             for stop in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(stop, self._stop)
-            loop.add_signal_handler(signal.SIGHUP, self._tell, signal.SIGHUP)
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
             async with asyncio.TaskGroup() as group:
                 for number in range(self._count):
                     own = share(self._settings, port, number)
@@ -147,6 +150,7 @@ class Workers:
             return await self._end_of(process)
         finally:
             greeting.cancel()
+            self._serving.discard(process)
             del self._running[assignment.number]
 
     async def _greet(self, process: asyncio.subprocess.Process, assignment: Assignment) -> None:
@@ -156,6 +160,7 @@ class Workers:
         process.stdin.write(msgspec.json.encode(assignment) + b"\n")
         word, _, url = (await process.stdout.readline()).decode().partition(" ")
         if word == "ready":
+            self._serving.add(process)
             self._url = url.strip()
             self._ready.add(assignment.number)
             if len(self._ready) == self._count:
@@ -175,13 +180,18 @@ class Workers:
     def _stop(self) -> None:
         """All of them; told a second time, they hurry."""
         # A signal that has not been taken yet would swallow a second one of its kind.
-        self._tell(signal.SIGINT if self._stopping.is_set() else signal.SIGTERM)
+        _tell(self._running.values(), signal.SIGINT if self._stopping.is_set() else signal.SIGTERM)
         self._stopping.set()
 
-    def _tell(self, number: signal.Signals) -> None:
-        for process in self._running.values():
-            with suppress(ProcessLookupError):
-                process.send_signal(number)
+    def _reload(self) -> None:
+        """Those that serve: whoever does not yet would die of it, and reads its files anyway."""
+        _tell(self._serving, signal.SIGHUP)
+
+
+def _tell(processes: Iterable[asyncio.subprocess.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            process.send_signal(number)
 
 
 def share(settings: RouterSettings, port: int, number: int) -> RouterSettings:

@@ -121,8 +121,19 @@ def test_a_certificate_needs_its_key() -> None:
         RouterSettings(tls_certificate="certificate.pem")
 
 
-def test_the_ready_line_says_https_and_sighup_renews(files: Files) -> None:
-    with program("--port", "0", "--tls-certificate", str(files.certificate), "--tls-key", str(files.key)) as process:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_ready_line_says_https_and_sighup_renews(files: Files, workers: str) -> None:
+    flags = (
+        "--port",
+        "0",
+        "--workers",
+        workers,
+        "--tls-certificate",
+        str(files.certificate),
+        "--tls-key",
+        str(files.key),
+    )
+    with program(*flags) as process:
         url = ready_url(process)
         assert url.startswith("https://")
         process.send_signal(signal.SIGHUP)
@@ -130,7 +141,7 @@ def test_the_ready_line_says_https_and_sighup_renews(files: Files) -> None:
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=10)
         assert process.returncode == 0
-        assert "certificate read" in log
+        assert log.count("certificate read") == int(workers)
 
 
 @asynccontextmanager

@@ -259,6 +259,18 @@ def test_workers_that_cannot_start_end_it_with_their_status(tmp_path: Path) -> N
     assert "decisions-" in told
 
 
+def test_sighup_while_workers_start_harms_nobody() -> None:
+    with program("--port", "0", "--workers", "2") as process:
+        parent = psutil.Process(process.pid)
+        wait_until(lambda: len(parent.children()) == 2, what="workers begun")
+        process.send_signal(signal.SIGHUP)
+        ready_url(process)
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "ended by itself" not in log
+
+
 def test_stopped_while_workers_start_it_ends_in_order() -> None:
     with program("--port", "0", "--workers", "2") as process:
         parent = psutil.Process(process.pid)
