@@ -20,7 +20,7 @@ from typing import cast
 from router.client_request import ClientRequest, Handler, Response
 from router.framing import Body, MalformedError
 from router.http1 import body_of_request, could_begin_head, parse_request_head
-from shared.api_errors import ApiError, body_too_large, dialect_of, expectation_failed
+from shared.api_errors import ApiError, body_ended_early, body_too_large, dialect_of, expectation_failed
 from shared.telemetry import fields
 
 __all__ = ["MOST_REFUSED", "ClientConnection", "ClientLimits"]
@@ -137,7 +137,7 @@ class ClientConnection(asyncio.Protocol):
             return False
         self._half_closed = True
         if self._framing is not None:
-            self._fail_body(ApiError(400, "invalid_body", "the request body ended before its length: send it again"))
+            self._fail_body(body_ended_early())
         elif self._request.modern:
             self._transport.write(_CONTINUE)
             self._loop.call_later(_FIRST_LOOK_SECONDS, self._look_for_reset, _FIRST_LOOK_SECONDS)
@@ -227,6 +227,8 @@ class ClientConnection(asyncio.Protocol):
             self._begin(received[: end + 2], received[end + 4 :])
         elif not could_begin_head(received):
             self._refuse(_unreadable("its first line or a header has a control character"))
+        elif self._half_closed:
+            self.close()  # no more will come of it
         else:
             self._received = received
             if not begun and received:
@@ -262,6 +264,8 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._framing = framing
             self._take_body(rest)
+            if self._half_closed and self._framing is not None and self._body_error is None:
+                self._fail_body(body_ended_early())
         self.task = self._loop.create_task(self._serve(request))
 
     def _take_body(self, data: bytes) -> None:

@@ -15,6 +15,7 @@ import msgspec
 __all__ = [
     "ApiError",
     "Dialect",
+    "body_ended_early",
     "body_too_large",
     "cache_precondition_failed",
     "context_length_exceeded",
@@ -129,6 +130,10 @@ def context_length_exceeded(prompt_tokens: int, context_tokens: int, max_tokens:
         wanted += f" and max_tokens asks for {max_tokens} more"
     message = f"this model's context is {context_tokens} tokens, but {wanted}: send less or lower max_tokens"
     return ApiError(400, "context_length_exceeded", message, param="messages")
+
+
+def body_ended_early() -> ApiError:
+    return ApiError(400, "invalid_body", "the request body ended before its length: send it again")
 
 
 def body_too_large(limit_bytes: int) -> ApiError:

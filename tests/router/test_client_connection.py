@@ -172,6 +172,20 @@ async def test_a_body_that_ends_before_its_length_is_told_so(bench: BenchFactory
     await b.settled()
 
 
+@pytest.mark.parametrize(("behind", "statuses"), [(request()[:-5], [200, 400]), (request()[:30], [200])])
+async def test_what_is_cut_off_behind_a_request_is_not_waited_for(
+    bench: BenchFactory, behind: bytes, statuses: list[int]
+) -> None:
+    b = await bench(1)
+    async with visit(b) as visitor:
+        visitor.writer.write(request() + behind)
+        visitor.writer.write_eof()
+        assert [(await visitor.answer()).status for _ in statuses] == statuses
+        assert await asyncio.wait_for(visitor.rest(), 5) == b""
+    await b.settled()
+    assert b.seen == 1
+
+
 async def test_a_head_that_is_too_long_or_has_too_many_headers_is_a_431_and_a_first_line_a_414(
     bench: BenchFactory,
 ) -> None:
