@@ -80,7 +80,7 @@ def cluster_field() -> Any:
 
 
 def secret_field() -> Any:
-    return setting("", "signs what is published in Redis and keeps tenants' keys apart", secret=True)
+    return setting("", "signs what goes through Redis, proves tenants to replicas, keeps their keys apart", secret=True)
 
 
 def log_level_field() -> Any:
