@@ -264,8 +264,11 @@ class Proxy:
             if error.failure in ("timeout", "overdue"):
                 raise _replica_failed(str(error), 504) from None
             failure = _replica_failed(str(error))
-            if not error.sent and len(errand.failed) < _MOST_UNREACHABLE:
-                raise _TryElsewhere(failure, was_asked=False) from None
+            if error.failure == "unreachable" and len(errand.failed) < _MOST_UNREACHABLE:
+                # If an old connection took the request and broke, whatever was computed has gone with the replica.
+                if not error.sent or self._retries.allows("lost", request.method, exchange.path):
+                    raise _TryElsewhere(failure, was_asked=False) from None
+                raise failure from None
             failing = "lost" if error.failure == "lost" else "unanswered"
             if others and self._retries.allows(failing, request.method, exchange.path):
                 raise _TryElsewhere(failure) from None

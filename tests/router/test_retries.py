@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
 from typing import get_args
 
 import aiohttp
@@ -17,7 +18,7 @@ from router.retries import Failing, Retries
 from router.upstream import Upstream, UpstreamError
 from tests.helpers import eventually
 from tests.router.conftest import Bench, BenchFactory, chat
-from tests.router.fake_replica import hang_up, open_stream, refuse
+from tests.router.fake_replica import FakeReplica, answer, hang_up, open_stream, refuse
 from tests.router.test_failures import first_in_turn, raw_server, read_request
 
 CHAT, FILES = "/v1/chat/completions", "/v1/files"
@@ -251,3 +252,43 @@ async def test_a_death_on_a_reused_connection_is_no_stale_connection_and_counts_
         with pytest.raises(UpstreamError) as caught:
             await upstream.open("POST", url, "/", b"", b"{}")
         assert (caught.value.failure, caught.value.sent) == ("unreachable", False)
+
+
+@pytest.mark.parametrize(("path", "status"), [(CHAT, 200), (FILES, 502)])
+async def test_an_old_connection_that_breaks_and_then_nobody_there_is_no_retry_but_may_have_been_executed(
+    bench: BenchFactory, path: str, status: int
+) -> None:
+    """As when a replica is killed: its pooled connections look as if they had been closed long ago."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        with suppress(asyncio.IncompleteReadError):
+            await read_request(reader)
+            server.close()
+            await asyncio.sleep(0)
+            writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    release = asyncio.Event()
+
+    async def busy(request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+        if len(well.seen) == 1:
+            await release.wait()
+        return await answer(request, body)
+
+    b = await bench(0, max_retries=0, policy="least-loaded")
+    dying = b.router.fleet.add_static(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert (await ask(b, path))[0] == 200
+    async with FakeReplica() as well:
+        well.behave = busy
+        b.router.fleet.add_static(well.url)
+        b.router.fleet.drain(dying.id)
+        first = asyncio.create_task(ask(b, path))
+        await eventually(lambda: well.seen, what="the other replica busy")
+        b.router.fleet.drain(dying.id, False)
+        assert (await ask(b, path))[0] == status
+        assert b.router.health._breakers[dying.id].failures == 1
+        release.set()
+        assert (await first)[0] == 200
+    await b.settled()
