@@ -251,7 +251,7 @@ class Router:
     def _retain(self) -> None:
         ids = {replica.id for replica in self.fleet}
         self.placement.retain(ids)
-        self.health.retain(ids)
+        self.health.retain({each.id: each.record.started_at if each.record else 0.0 for each in self.fleet})
         self.metrics.retain(ids)
         self._upstream.retain(replica.url for replica in self.fleet)
 

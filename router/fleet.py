@@ -164,10 +164,13 @@ class Fleet:
             self._join(replica)
         else:
             changed = replica.record is None or _views_of(replica.record) != _views_of(record)
-            if replica.record is not None and replica.record.started_at != record.started_at:
+            succeeded = replica.record is not None and replica.record.started_at != record.started_at
+            if succeeded:
                 replica.drain_asked = False
             self._know(replica, record, now_seconds)
-            if changed:
+            if succeeded:  # by another process, perhaps elsewhere
+                self._changed()
+            elif changed:
                 self._forget_views()
         return replica
 

@@ -12,7 +12,7 @@ unreachable.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
 __all__ = ["Health", "Trial"]
 
@@ -44,6 +44,7 @@ class Health:
     def __init__(self) -> None:
         self._breakers: dict[str, _Breaker] = {}
         self._unreachable: set[str] = set()
+        self._processes: dict[str, float] = {}
 
     @property
     def all_well(self) -> bool:
@@ -113,7 +114,10 @@ class Health:
             return "closed"
         return "open" if now < breaker.open_until else "half-open"
 
-    def retain(self, replica_ids: Collection[str]) -> None:
-        for replica_id in self._breakers.keys() - set(replica_ids):
-            del self._breakers[replica_id]
-        self._unreachable &= set(replica_ids)
+    def retain(self, processes: Mapping[str, float]) -> None:
+        """By id, when the process started that runs there: forget all others, whose failures are not its own."""
+        before, self._processes = self._processes, dict(processes)
+        for replica_id in list(self._breakers):
+            if replica_id not in processes or processes[replica_id] != before.get(replica_id, processes[replica_id]):
+                del self._breakers[replica_id]
+        self._unreachable &= processes.keys()

@@ -26,7 +26,7 @@ def test_a_replica_is_one_object_from_its_first_record_to_its_end() -> None:
     fleet.leave("unknown")
 
 
-def test_listeners_hear_of_coming_and_going_and_of_nothing_else() -> None:
+def test_listeners_hear_of_coming_going_and_successors_and_of_nothing_else() -> None:
     fleet = Fleet()
     heard: list[list[str]] = []
     fleet.subscribe(lambda: heard.append([replica.id for replica in fleet]))
@@ -34,8 +34,11 @@ def test_listeners_hear_of_coming_and_going_and_of_nothing_else() -> None:
         fleet.update(make_record("r1", version=version), 1.0)
     fleet.add_static("http://127.0.0.1:9000/")
     fleet.drain("r1")
+    for version in range(3):
+        fleet.update(make_record("r1", version=version, started_at=2.0), 1.0)
     fleet.leave("r1")
-    assert heard == [["r1"], ["r1", "127.0.0.1:9000"], ["127.0.0.1:9000"]]
+    both = ["r1", "127.0.0.1:9000"]
+    assert heard == [["r1"], both, both, ["127.0.0.1:9000"]]
 
 
 def test_a_replica_drains_by_its_own_wish_or_the_operators() -> None:

@@ -141,9 +141,20 @@ def test_there_is_never_more_than_one_trial_and_no_replica_is_kept_out_for_ever(
 def test_a_replica_that_left_is_forgotten() -> None:
     health = broken()
     health.set_reachable("a", False)
-    health.retain([])
+    health.retain({})
     assert health.usable("a", 0.0)
     assert health.reachable("a")
+
+
+def test_what_one_process_did_is_not_held_against_its_successor() -> None:
+    health = Health()
+    health.retain({"a": 1.0, "b": 1.0})
+    for _ in range(3):
+        health.failed("a", 0.0)
+        health.failed("b", 0.0)
+    health.retain({"a": 1.0, "b": 2.0, "c": 1.0})
+    assert not health.usable("a", 0.0)
+    assert health.usable("b", 0.0)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 429, 503])
