@@ -43,6 +43,7 @@ _SETTLE_SECONDS = 1.5
 _OPEN_LOOP_REQUESTS = 1500
 _STREAM_CONNECTIONS = 200
 _LONG_PROMPT_TOKENS, _LONG_PROMPTS, _LONG_CONNECTIONS = 128_000, 8, 2
+_LONG_PROMPTS_PER_SECOND = 2.0
 _SOAK_STEP, _SOAK_SEED = 20_000, 10_000
 _MIB = 2**20
 
@@ -73,6 +74,8 @@ _ROWS = {
     "requests / s": _Row("per_second", "{:,.0f}"),
     "added p50 ms": _Row("added_p50_ms", "{:.2f}"),
     "added p99 ms": _Row("added_p99_ms", "{:.2f}"),
+    "p99 ms": _Row("p99_ms", "{:.2f}"),
+    "p99 ms among long prompts": _Row("among_long_p99_ms", "{:.2f}"),
     "CPU us / stream": _Row("stream_cpu_us", "{:,.0f}"),
     "us / chunk": _Row("chunk_us", "{:.1f}"),
     "longest hold ms": _Row("hold_ms", "{:,.1f}"),
@@ -136,9 +139,10 @@ def _measure(contestant: _Contestant, settings: BenchRouterSettings, seed: int) 
     timed = msgspec.structs.replace(
         base, requests=min(_OPEN_LOOP_REQUESTS, settings.requests), rate=settings.rate, seed=2 * seed + 1_000
     )
-    latencies = sorted(_play(contestant, timed).latencies_ms)
-    contestant.note("p50_ms", latencies[len(latencies) // 2])
-    contestant.note("p99_ms", latencies[len(latencies) * 99 // 100])
+    figures = _play(contestant, timed)
+    contestant.note("p50_ms", _share(figures, 0.5))
+    contestant.note("p99_ms", _share(figures, 0.99))
+    contestant.note("among_long_p99_ms", _share(_among_long_prompts(contestant, timed), 0.99))
     contestant.note("hold_ms", _hold(contestant, settings, 2 * seed + 2_000))
     streams = settings.requests // 8
     connections = min(_STREAM_CONNECTIONS, streams)
@@ -154,9 +158,30 @@ def _measure(contestant: _Contestant, settings: BenchRouterSettings, seed: int) 
         contestant.note("grown_mib", (resident_bytes(contestant.pid) - memory) / _MIB)
 
 
+def _among_long_prompts(contestant: _Contestant, timed: Job) -> Figures:
+    """The same again, other prompts, while very long ones arrive too."""
+    assert timed.rate is not None
+    number = max(1, int(_LONG_PROMPTS_PER_SECOND * timed.requests / timed.rate))
+    long = msgspec.structs.replace(_long_prompts(contestant, number, timed.seed + 1_000), rate=_LONG_PROMPTS_PER_SECOND)
+    with ThreadPoolExecutor(1) as executor:
+        playing = executor.submit(_play, contestant, long)
+        figures = _play(contestant, msgspec.structs.replace(timed, seed=timed.seed + 1_001))
+        playing.result()
+    return figures
+
+
+def _long_prompts(contestant: _Contestant, number: int, seed: int) -> Job:
+    return Job(contestant.urls, None, _LONG_CONNECTIONS, number, seed=seed, tail_words=_LONG_PROMPT_TOKENS)
+
+
+def _share(figures: Figures, share: float) -> float:
+    """The latency within which this share of requests was answered, in milliseconds."""
+    return sorted(figures.latencies_ms)[int(share * len(figures.latencies_ms))]
+
+
 def _hold(contestant: _Contestant, settings: BenchRouterSettings, seed: int) -> float:
     """How many milliseconds a small request waited at the longest while very long prompts went through."""
-    job = Job(contestant.urls, None, _LONG_CONNECTIONS, _LONG_PROMPTS, seed=seed, tail_words=_LONG_PROMPT_TOKENS)
+    job = _long_prompts(contestant, _LONG_PROMPTS, seed)
     with ThreadPoolExecutor(1) as executor:
         playing = executor.submit(_play, contestant, job)
         longest = longest_wait_seconds(contestant.urls[0], playing.done)
