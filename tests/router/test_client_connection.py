@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.client_connection import ClientConnection, ClientLimits
+from router.client_connection import MOST_REFUSED, ClientConnection, ClientLimits
 from router.client_request import ClientRequest, Response
 from tests.broken_http import AMBIGUOUS_REQUESTS, answer_to
 from tests.helpers import eventually
@@ -224,6 +224,22 @@ async def test_a_connection_too_many_is_a_503(bench: BenchFactory) -> None:
         answer = await second.answer()
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert json.loads(answer.body)["error"]["code"] == "too_many_connections"
+
+
+async def test_far_too_many_connections_are_hung_up_on_and_places_come_back(bench: BenchFactory) -> None:
+    b = await bench(0, max_connections=1)
+    async with AsyncExitStack() as stack:
+        visitors = [await stack.enter_async_context(visit(b)) for _ in range(1 + MOST_REFUSED + 3)]
+        said = [await visitor.rest() for visitor in visitors[1:]]
+        assert [b"too_many_connections" in answer for answer in said] == [True] * MOST_REFUSED + [False] * 3
+        assert said[-3:] == [b""] * 3
+    statuses: list[int] = []
+    async with asyncio.timeout(10):
+        while 200 not in statuses:
+            async with visit(b) as visitor:
+                visitor.writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                with suppress(asyncio.IncompleteReadError, ConnectionError):
+                    statuses.append((await visitor.answer()).status)
 
 
 async def test_a_client_that_takes_no_answer_is_dropped_though_all_is_written(bench: BenchFactory) -> None:
