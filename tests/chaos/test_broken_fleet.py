@@ -47,7 +47,6 @@ async def test_a_frozen_replica_takes_no_other_with_it_and_goes_on_where_it_was(
     assert all(answer.told and answer.replica == "r2" for answer in load.not_whole), load.not_whole
     assert not load.cut
     await chaos.settled()
-    await chaos.hung_up()
 
 
 async def test_a_replica_that_stumbles_is_slow_and_nothing_else(chaos: Chaos) -> None:
@@ -137,7 +136,6 @@ async def test_two_replicas_and_redis_at_once_leave_one_that_answers_everyone(ch
     assert {answer.replica for answer in load.not_whole} <= {"r1", "r2"}
     assert not load.cut
     await chaos.settled()
-    await chaos.hung_up()
 
 
 async def test_a_replica_that_freezes_while_redis_is_away_is_found_by_probes(chaos: Chaos) -> None:
@@ -154,7 +152,6 @@ async def test_a_replica_that_freezes_while_redis_is_away_is_found_by_probes(cha
     assert all(answer.told and answer.replica == "r2" for answer in load.not_whole), load.not_whole
     assert not load.cut
     await chaos.settled()
-    await chaos.hung_up()
 
 
 def epoch_of(fleet: dict[str, object], name: str) -> int:
