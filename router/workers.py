@@ -117,6 +117,8 @@ class Workers:
                 self._status = self._status or int(status not in (0, -signal.SIGTERM))
                 return
             if number not in self._ready:
+                if status < 0:  # else it has said why
+                    _logger.error("a worker was killed while it started", extra=fields(worker=number, signal=-status))
                 self._status = status if status > 0 else 1
                 self._stop()
                 return
