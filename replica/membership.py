@@ -51,10 +51,11 @@ def identify(replica_id: str, url: str, model: str, backend: Backend, encoder: P
 class Membership:
     """Joined with `join`, left with `leave`; in between the publisher keeps the lease and the published keys."""
 
-    def __init__(self, identity: Identity, backend: Backend, fleet_state: FleetState | None) -> None:
+    def __init__(self, identity: Identity, backend: Backend, fleet_state: FleetState | None, token_budget: int) -> None:
         self._identity = identity
         self._backend = backend
         self._fleet_state = fleet_state
+        self._token_budget = token_budget
         self._started_at = time.time()
         self._service: Service | None = None
         self._publisher: Publisher | None = None
@@ -87,6 +88,7 @@ class Membership:
         assert self._service is not None, "join() comes first"
         identity, backend, model = self._identity, self._backend, self._service.model
         state = self._service.engine.state()
+        step_cost = state.cost or backend.cost
         return ReplicaRecord(
             id=identity.id,
             url=identity.url,
@@ -102,7 +104,7 @@ class Membership:
             tiers=("device", "host") if backend.runner.host_blocks else ("device",),
             replica_class=backend.replica_class,
             load=state.load,
-            cost=state.cost or backend.cost,
+            cost=step_cost.of_prefill(self._token_budget) if step_cost is not None else None,
             onload_seconds_per_token=state.onload_seconds_per_token,
             state="draining" if self._service.draining else "accepting",
             started_at=self._started_at,

@@ -157,7 +157,7 @@ class ReplicaServer:
         settings = self._settings
         loaded = await _in_thread(partial(_load, settings, self.id, self.url, self._public))
         fleet_state = FleetState(settings.redis, settings.cluster, settings.secret) if settings.redis else None
-        self._membership = Membership(loaded.identity, loaded.backend, fleet_state)
+        self._membership = Membership(loaded.identity, loaded.backend, fleet_state, settings.token_budget)
         model = _served_model(settings, loaded)
         start_engine = partial(_start_engine, settings, loaded.backend, model, self._membership)
         self.service = Service(model, start_engine, self._metrics, loaded.prefixes, settings.seed)

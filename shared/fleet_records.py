@@ -61,6 +61,11 @@ class CostCoefficients(msgspec.Struct, frozen=True):
     per_token_seconds: float
     per_token_context_seconds: float
 
+    def of_prefill(self, token_budget: int) -> CostCoefficients:
+        """From those of a step: a prefill goes in steps of at most so many tokens, and each of them pays the base."""
+        per_token = self.per_token_seconds + self.base_seconds / token_budget
+        return CostCoefficients(self.base_seconds, per_token, self.per_token_context_seconds)
+
 
 class ReplicaRecord(msgspec.Struct, frozen=True):
     """A replica's lease, renewed each second."""

@@ -30,10 +30,15 @@ class Profile:
     token_budget: int = 512
 
     @property
-    def published(self) -> CostCoefficients:
-        """As the engine measures its steps and publishes them (see `replica.step_meter`)."""
+    def of_step(self) -> CostCoefficients:
+        """As the engine measures it (see `replica.step_meter`)."""
         cost = self.cost
         return CostCoefficients(cost.base_seconds, cost.per_token_seconds, cost.per_token_context_seconds)
+
+    @property
+    def published(self) -> CostCoefficients:
+        """What routers are told."""
+        return self.of_step.of_prefill(self.token_budget)
 
     def alone_seconds(self, uncached_tokens: int, prompt_tokens: int) -> float:
         """A prefill with the replica to itself."""

@@ -78,7 +78,7 @@ class VirtualReplica:
     ) -> None:
         self.id = replica_id
         self.profile = profile
-        self.crossover = Crossover(block_size, lambda: profile.published)
+        self.crossover = Crossover(block_size, lambda: profile.of_step)
         cache = PrefixCache(blocks, block_size, host_blocks=host_blocks, worth_onloading=self.crossover.worth_onloading)
         self.scheduler = Scheduler(cache, profile.token_budget, max_running, max_waiting)
         self._runner = SimulatedRunner(

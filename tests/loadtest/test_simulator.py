@@ -22,6 +22,7 @@ from loadtest.simulator.traces import (
     stretched,
 )
 from replica.simulated_runner import SimulatedCost
+from router.cost_model import service_seconds
 
 
 def simulate(conversations: list[Conversation], policy: str = "cache-aware", **setup: object) -> Simulation:
@@ -211,6 +212,29 @@ def test_profiles_are_in_the_order_of_their_hardware() -> None:
     seconds = {name: profile.alone_seconds(8000, 8000) for name, profile in PROFILES.items()}
     assert seconds["h100-llama-8b"] < seconds["l40s-llama-8b"] < seconds["a10-llama-8b"]
     assert PROFILES["default"].cost == SimulatedCost(), "what --engine sim plays"
+
+
+def test_a_published_price_is_what_a_prefill_takes_alone() -> None:
+    """Each of its steps pays the base, which for long prompts is a good part of it."""
+    for name, profile in PROFILES.items():
+        for uncached, prompt in ((7_300, 9_800), (9_800, 9_800), (2_000, 40_000), (20_000, 20_000)):
+            alone = profile.alone_seconds(uncached, prompt)
+            told = service_seconds(profile.published, uncached, prompt)
+            assert alone < told < 1.26 * alone, (name, uncached, prompt)
+
+
+def test_one_hot_prefix_on_two_replicas_is_no_slower_than_taking_turns() -> None:
+    """Who is nearly done must not be taken for overdue: with equal work, taking turns is the best there is."""
+    profile = PROFILES["default"]
+    means = []
+    for policy in ("cache-aware", "round-robin"):
+        total = 0.0
+        for seed in range(3):
+            asked = generate("hot-prefix", 300, 20.0, seed)
+            asked = stretched(asked, offered_load(asked, profile, 2) / 0.8)
+            total += mean_ttft(simulate(asked, policy, replicas=2).records)
+        means.append(total)
+    assert means[0] < 1.001 * means[1]
 
 
 def test_random_policies_follow_their_seed() -> None:
