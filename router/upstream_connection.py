@@ -278,7 +278,7 @@ class UpstreamResponse:
     def _read_head(self, data: bytes) -> tuple[Body | None, bytes]:
         """The body that the head announces, once that is there, and its first bytes."""
         received = self._head_bytes + data if self._head_bytes else data
-        while (end := received.find(b"\r\n\r\n")) >= 0:
+        while 0 <= (end := received.find(b"\r\n\r\n")) <= _LONGEST_HEAD:
             head = parse_head(received[:end])
             received = received[end + 4 :]
             if head.status >= 200:
