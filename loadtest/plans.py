@@ -65,13 +65,13 @@ def plan_of(settings: CompareSettings) -> AnyPlan:
         rate = settings.rate or _DEFAULT_RATES[settings.engine]
         return Plan(settings.workload, _shape(settings), settings.seed, rate, settings.requests)
     plan = TracePlan(settings.trace, settings.seed, settings.requests, settings.scale, settings.shrink)
-    return plan if settings.rate is None else plan.with_rate(settings.rate)
+    return plan.with_rate(settings.rate or plan.rate)
 
 
 def plans_at_rates(plan: AnyPlan, settings: CompareSettings, encode: EncodePrompt) -> list[AnyPlan]:
-    """One for each of `--rates`, the lowest first; `plan` itself where there are none."""
+    """One for each of `--rates`, the lowest first; `plan` itself, at its rate, where there are none."""
     if not settings.rates:
-        return [plan]
+        return [plan.with_rate(settings.rate or plan.rate)]
     full = _full_rate(plan.schedule(), settings, encode) if any(r.endswith("%") for r in settings.rates) else 0.0
     rates = {_number(told) * (full / 100 if told.endswith("%") else 1) for told in settings.rates}
     return [plan.with_rate(rate) for rate in sorted(rates)]

@@ -146,6 +146,13 @@ def test_a_trace_is_played_at_several_rates_and_the_report_has_its_curves(tmp_pa
     assert "4 requests per second" in done.stdout
 
 
+def test_a_trace_that_is_none_ends_it_before_anything_is_started(tmp_path: Path) -> None:
+    done = compare(tmp_path, "--trace", str(tmp_path / "missing.jsonl"))
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "missing.jsonl cannot be read" in done.stderr
+
+
 def test_an_unusable_model_ends_it_with_one_clear_line(tmp_path: Path) -> None:
     done = compare(tmp_path, "--model", "no-such-model")
     assert done.returncode == 2
