@@ -10,6 +10,7 @@ or no answer for long, ends the job with an error: it never hangs.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 import time
@@ -29,6 +30,7 @@ __all__ = ["Figures", "Job", "JobError", "play"]
 _DONE = b"data: [DONE]"
 _LAST_CHUNK = b"0\r\n\r\n"
 _LONGEST_SILENCE_SECONDS = 30.0
+_PIPE_BYTES = 32_768
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -169,7 +171,7 @@ class _Run:
             if arriving is not None:
                 arriving.cancel()
         ended = time.perf_counter()
-        latencies = [1e3 * seconds for seconds in self._latencies]
+        latencies = [round(1e3 * seconds, 3) for seconds in self._latencies]
         return Figures(job.requests, self._failed, ended - begun, _cpu(job) - cpu, latencies)
 
     def answered(self, connection: _Connection, well: bool, seconds: float) -> None:
@@ -235,6 +237,8 @@ async def play(job: Job) -> Figures:
 if __name__ == "__main__":
     wanted = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     try:
-        sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(play(wanted))))
+        rest = memoryview(msgspec.json.encode(uvloop.run(play(wanted))))
+        while rest:  # no more at a time than a pipe surely takes
+            rest = rest[os.write(sys.stdout.fileno(), rest[:_PIPE_BYTES]) :]
     except (JobError, OSError) as error:
         sys.exit(str(error))

@@ -40,6 +40,11 @@ _NOT_SENT_ON = _HOP_BY_HOP | _REWRITTEN
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 # The ids are the router's to say. The second is Anthropic's.
 _NOT_SENT_BACK = _HOP_BY_HOP | {b"x-request-id", b"request-id"}
+_NOT_FOR_CLIENTS = re.compile(
+    rb"\r\n(?:%b|%b[^:\r\n]*):[^\r\n]*" % (b"|".join(sorted(_NOT_SENT_BACK)), _OWN_PREFIX), re.IGNORECASE
+)
+_KEEPING = frozenset({b"close", b"keep-alive"})
+"""What `Connection` says mostly, and names no header with."""
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _UNSAFE = re.compile(r"[^\x20-\x7e]+")
 _LONGEST_VALUE = 512
@@ -109,9 +114,10 @@ class RequestHeaders:
 
 def response_headers(received: Head, own: Iterable[tuple[str, str]]) -> bytes:
     """What goes to the client, as lines: the replica's, and the router's `own` in place of any of the same name."""
-    named = received.all(b"connection")
-    dropped = _NOT_SENT_BACK | _named_by(named) if named else _NOT_SENT_BACK
-    lines = [line for name, _, line in received.fields if name not in dropped and not name.startswith(_OWN_PREFIX)]
+    kept = _NOT_FOR_CLIENTS.sub(b"", received.lines)[2:]
+    if (named := received.all(b"connection")) and not _KEEPING.issuperset(dropped := _named_by(named)):
+        kept = b"\r\n".join([line for line in kept.split(b"\r\n") if line.partition(b":")[0].lower() not in dropped])
+    lines = [kept] if kept else []
     lines += [_own_line(name, value) if len(value) <= _LONGEST_KEPT else _line(name, value) for name, value in own]
     lines.append(b"")
     return b"\r\n".join(lines)

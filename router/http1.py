@@ -30,7 +30,7 @@ _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]"
 _TEXT = rb"[\t\x20-\x7e\x80-\xff]"
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] [1-9][0-9]{2}(?: |\r|\Z)")
 _ANSWER = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: (%b*+))?((?:\r\n%b++:%b*+)*+)" % (_TEXT, _TOKEN, _TEXT))
-_LINE = re.compile(rb"(([^:\r\n]+):[ \t]*([^\r\n]*))")
+_LINE = re.compile(rb"([^:\r\n]+):[ \t]*([^\r\n]*)")
 _REQUEST = re.compile(rb"(%b{1,40}) ([!-~]+) HTTP/1\.([01])\r\n((?:%b++:%b*+\r\n)*+)" % (_TOKEN, _TOKEN, _TEXT))
 _REQUEST_LINE = re.compile(rb"%b+ [^ ]+ HTTP/([0-9])\.([0-9])" % _TOKEN)
 _ORIGIN_OF_TARGET = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
@@ -40,8 +40,8 @@ _LENGTH = re.compile(rb"[0-9]{1,18}")
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\r\n") + b"\x7f"
 
 
-Field = tuple[bytes, bytes, bytes]
-"""Name in lower case, value, and the line as it came, without its line end."""
+Field = tuple[bytes, bytes]
+"""Name and value."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class RequestHead:
     method: str
     target: str
     """As it came, from its path on."""
-    headers: list[tuple[bytes, bytes]]
+    headers: list[Field]
     """Names and values as they came."""
     fields: dict[bytes, bytes]
     """The first value of each name, names in lower case."""
@@ -109,14 +109,14 @@ def body_of_request(head: RequestHead) -> Body:
 _UNREPEATABLE = (b"content-length", b"transfer-encoding", b"host")
 
 
-def _refuse_repetition(headers: list[tuple[bytes, bytes]]) -> None:
+def _refuse_repetition(headers: list[Field]) -> None:
     names = [name.lower() for name, _ in headers]
     for name in _UNREPEATABLE:
         if names.count(name) > 1:
             raise MalformedError(f"it has two headers {name.decode()}")
 
 
-def _persistent(headers: list[tuple[bytes, bytes]], modern: bool) -> bool:
+def _persistent(headers: list[Field], modern: bool) -> bool:
     values = b",".join(value for name, value in headers if name.lower() == b"connection").lower()
     options = {option.strip() for option in values.split(b",")}
     return b"close" not in options if modern else b"keep-alive" in options
@@ -139,13 +139,15 @@ def _what_is_wrong(received: bytes) -> str:
 class Head:
     """Of an answer."""
 
-    __slots__ = ("_first", "fields", "persistent", "reason", "status")
+    __slots__ = ("_fields", "_first", "lines", "persistent", "reason", "status")
 
-    def __init__(self, status: int, reason: bytes, fields: list[Field], *, modern: bool) -> None:
+    def __init__(self, status: int, reason: bytes, lines: bytes, *, modern: bool) -> None:
         self.status = status
         self.reason = reason
-        self.fields = fields
-        self._first = {name: value for name, value, _ in reversed(fields)}
+        self.lines = lines
+        """Of its headers, as they came, each behind a line end."""
+        self._fields = [(name.lower(), value.rstrip(b" \t")) for name, value in _LINE.findall(lines)]
+        self._first = dict(reversed(self._fields))
         options = b",".join(self.all(b"connection")).lower() if b"connection" in self._first else b""
         self.persistent = modern and b"close" not in options
         """The connection may be used again after this answer."""
@@ -155,7 +157,7 @@ class Head:
         return self._first.get(name)
 
     def all(self, name: bytes) -> list[bytes]:
-        return [value for other, value, _ in self.fields if other == name] if name in self._first else []
+        return [value for other, value in self._fields if other == name] if name in self._first else []
 
 
 def parse_head(received: bytes) -> Head:
@@ -164,8 +166,7 @@ def parse_head(received: bytes) -> Head:
     if match is None:
         raise MalformedError("it has no status line" if not _STATUS_LINE.match(received) else "its head is malformed")
     minor, status, reason, lines = match.groups()
-    fields = [(name.lower(), value.rstrip(b" \t"), line) for line, name, value in _LINE.findall(lines)]
-    return Head(int(status), reason or b"", fields, modern=minor == b"1")
+    return Head(int(status), reason or b"", lines, modern=minor == b"1")
 
 
 def body_of(head: Head, method: str) -> Body:

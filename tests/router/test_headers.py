@@ -34,6 +34,35 @@ def test_repeated_headers_stay_repeated_and_the_routers_own_are_there_once() -> 
     assert headers == b"Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nx-request-id: ours\r\n"
 
 
+_NAMES = [
+    "Connection",
+    "keep-alive",
+    "TE",
+    "X-Request-Id",
+    "request-id",
+    "X-Warmroute-View",
+    "x-warmroute",
+    "x-hop",
+    "Tex",
+]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(_NAMES), st.sampled_from(["", "close", "X-Hop", "te: x", "keep-alive, x-hop", "1"])),
+        max_size=6,
+    )
+)
+def test_what_a_replica_says_passes_but_for_what_is_not_for_clients(headers: list[tuple[str, str]]) -> None:
+    lines = [f"{name}: {value}" for name, value in headers]
+    received = parse_head("\r\n".join(["HTTP/1.1 200 OK", *lines]).encode())
+    named = {part.strip().lower() for name, value in headers if name == "Connection" for part in value.split(",")}
+    own = {"connection", "keep-alive", "te", "x-request-id", "request-id", "x-warmroute-view"}
+    kept = [f"{name}: {value}" for name, value in headers if name.lower() not in own | named]
+    expected = "".join(f"{line}\r\n" for line in [*kept, "x-request-id: ours"])
+    assert response_headers(received, [("x-request-id", "ours")]).decode() == expected
+
+
 @given(st.binary(max_size=300))
 def test_an_id_is_the_clients_or_a_new_one_and_always_sane(given_id: bytes) -> None:
     ids = RequestIds()
