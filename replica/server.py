@@ -38,6 +38,7 @@ from replica.service import Deliver, ServedModel, Service
 from replica.session_store import SessionStore
 from replica.sessions import SessionModel, Sessions
 from replica.step_meter import StepMeter
+from shared.descriptors import allow_descriptors
 from shared.fleet_state import FleetState
 from shared.prompts import PromptEncoder, PromptError
 from shared.public_prefixes import PublicPrefixes
@@ -52,6 +53,7 @@ __all__ = ["ReplicaServer", "run"]
 _LAST_WORDS_SECONDS = 2.0
 """For handlers to tell their clients, when the grace time is over, that there will be no more."""
 _BACKLOG = 4096
+_MOST_DESCRIPTORS = 16_384
 _CANNOT_START = 1
 _BAD_USAGE = 2
 
@@ -65,6 +67,7 @@ _protocol_logger.setLevel(logging.CRITICAL)
 def run(settings: ReplicaSettings) -> int:
     """Serve until SIGINT or SIGTERM. 0: left in order; 1 or (a file of the user's) 2: why not is on stderr."""
     set_up_logging(settings.log_level, "warmroute replica", settings.log_format)
+    allow_descriptors(_MOST_DESCRIPTORS)
     return uvloop.run(_serve(settings))
 
 

@@ -21,10 +21,11 @@ from router.siblings import Siblings
 from router.tls import TlsError
 from router.tracing import trace_of
 from router.workers import CannotShareError, Workers
+from shared.descriptors import allow_descriptors
 from shared.public_prompts import PublicPromptsError
 from shared.settings import RouterSettings
 from shared.supervisor import say_ready
-from shared.telemetry import set_up_logging
+from shared.telemetry import fields, set_up_logging
 
 __all__ = ["run", "serve"]
 
@@ -57,6 +58,12 @@ def run(settings: RouterSettings) -> int:
 def serve(settings: RouterSettings, siblings: Siblings | None = None) -> int:
     """The same in this process alone; `siblings` where it is one of several workers."""
     set_up_logging(settings.log_level, "router", settings.log_format)
+    # One for each client, one to the replica that answers it.
+    if (allowed := allow_descriptors(2 * settings.max_connections)) < settings.max_connections:
+        _logger.warning(
+            "the system allows fewer open files than --max-connections: raise its limit (ulimit -Hn)",
+            extra=fields(allowed=allowed, max_connections=settings.max_connections),
+        )
     return _explained(settings, lambda: _serve(settings, siblings), asyncio.Runner(loop_factory=_loop_factory()))
 
 
