@@ -12,7 +12,7 @@ from router.tracing import NO_TRACE, Trace
 from shared.api import GENERATION_PATHS, ApiError, dialect_of
 from shared.telemetry import tell
 
-__all__ = ["Exchange", "error_response", "route_of", "router_shutting_down"]
+__all__ = ["Exchange", "error_response", "route_of", "router_exhausted", "router_shutting_down"]
 
 _logger = logging.getLogger(__name__)
 
@@ -129,6 +129,11 @@ def error_response(
     """The error as the path's dialect has it; `headers` are the exchange's, if there is one."""
     said = [(name, safe_value(value)) for name, value in headers or _request_ids(path, request_id)]
     return Response(error.status, error.body(dialect_of(path), request_id), headers=[*said, *error.headers().items()])
+
+
+def router_exhausted() -> ApiError:
+    message = "this router has no connections to replicas left: retry later, or raise its limit of open files"
+    return ApiError(503, "router_exhausted", message, retry_after_seconds=1.0)
 
 
 def router_shutting_down() -> ApiError:

@@ -123,7 +123,7 @@ class Prober:
         try:
             await probe(replica)
         except UpstreamError as error:
-            if verdict.changed_by(well=False):
+            if error.failure != "exhausted" and verdict.changed_by(well=False):
                 self._health.set_reachable(replica.id, False)
                 self._upstream.lose(replica.url)
                 _logger.warning("replica unreachable", extra=fields(replica=replica.id, reason=str(error)))

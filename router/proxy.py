@@ -22,7 +22,7 @@ from router.bodies import unpacked
 from router.candidates import Candidates
 from router.client_request import ClientRequest, Response
 from router.decision_log import DecisionLog, Logged
-from router.exchange import Exchange, error_response, router_shutting_down
+from router.exchange import Exchange, error_response, router_exhausted, router_shutting_down
 from router.headers import SESSION_HEADER, RequestHeaders, RequestIds
 from router.health import Health, Trial
 from router.metrics import RouterMetrics
@@ -260,6 +260,8 @@ class Proxy:
         except UpstreamError as error:
             if error.failure == "cut":
                 raise router_shutting_down() from None
+            if error.failure == "exhausted":
+                raise router_exhausted() from None
             self._note_failure(replica_id, error.failure, str(error), trial)
             if error.failure in ("timeout", "overdue"):
                 raise _replica_failed(str(error), 504) from None

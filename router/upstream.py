@@ -12,6 +12,7 @@ more there, on a fresh one. Everything else raises UpstreamError.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections import defaultdict
 from collections.abc import Iterable
@@ -30,6 +31,8 @@ _STALE_SECONDS = 1.0
 _SWEEP_SECONDS = 0.1
 """How late an answer may be found to be late."""
 _MOST_ORIGINS = 4096
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS)
+"""Said of this machine, not of the replica."""
 
 
 class _Origin(NamedTuple):
@@ -179,6 +182,8 @@ class Upstream:
             message = f"its certificate is not believed ({error.verify_message}): see --tls-ca"
             raise UpstreamError("unreachable", message) from None
         except (OSError, UnicodeError) as error:
+            if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+                raise UpstreamError("exhausted", f"the router has no connections left ({error.strerror})") from None
             raise UpstreamError("unreachable", f"it cannot be reached ({type(error).__name__})") from None
 
     def _tls_context(self) -> ssl.SSLContext:

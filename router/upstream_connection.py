@@ -22,7 +22,7 @@ _MOST_BUFFERED = 262_144
 
 _MOST_JOINED = 65_536
 
-Failure = Literal["unreachable", "broken", "timeout", "overdue", "lost", "cut"]
+Failure = Literal["unreachable", "broken", "timeout", "overdue", "lost", "cut", "exhausted"]
 """`timeout`: nothing came for too long; `overdue`: the request's own time is over, though something may be coming."""
 
 Sink = Callable[[bytes], bool]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -83,6 +84,26 @@ async def test_replicas_that_cannot_be_reached_are_no_retries(bench: BenchFactor
     status, body, _ = await ask(b)
     assert (status, json.loads(body)["error"]["code"]) == (502, "replica_failed")
     await b.settled()
+
+
+async def test_a_router_without_descriptors_says_so_and_blames_no_replica(
+    bench: BenchFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = await bench(2)
+
+    async def exhausted(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with b.client.post(b.url, json=chat()) as kept:  # so that the client needs no new connection below
+        await kept.read()
+    monkeypatch.setattr(b.router._upstream, "_pooled", lambda origin: None)
+    monkeypatch.setattr(b.router._upstream._loop, "create_connection", exhausted)
+    for _ in range(4):
+        status, body, headers = await ask(b)
+        assert (status, json.loads(body)["error"]["code"], headers["Retry-After"]) == (503, "router_exhausted", "1")
+    monkeypatch.undo()
+    assert (await ask(b))[0] == 200
+    assert not b.router.health._breakers
 
 
 async def test_the_last_replicas_503_passes_as_it_is(bench: BenchFactory) -> None:
