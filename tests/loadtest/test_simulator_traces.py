@@ -88,7 +88,7 @@ def test_the_command_writes_its_results_and_a_page(tmp_path: Path, capfd: pytest
         ({"policies": ("warmest",)}, "is not one of all, cache-aware"),
         ({"profile": "abacus"}, "is not one of default"),
         ({"workload": "idle"}, "is not one of shared-prefix"),
-        ({"change": ("explode:r1@3",)}, "is not like leave:r001@60"),
+        ({"change": ("explode:r1@3",)}, "is not like drain:r001@60"),
     ],
 )
 def test_settings_that_name_nothing_are_refused(flaw: dict[str, object], said: str) -> None:
